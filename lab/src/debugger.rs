@@ -13,7 +13,7 @@ use crate::terminal::printable;
 /// Port at which the gdb(1) manuals of Linux and QEMU expect the stub.
 pub const PORT: &str = "1234";
 
-/// Time limit of a guest under a debugger: a person is in no hurry.
+/// Time limit of a guest whose work may take any time: a person debugs it, or a program runs in it.
 pub const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Rejects a port that another program listens on. A program may take it later, until the guest's

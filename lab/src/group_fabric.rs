@@ -19,6 +19,7 @@ use crate::server_arguments::fabric_command;
 use crate::servers::{self, Server};
 use crate::signals::Signals;
 use crate::socket_folder::SocketFolder;
+use crate::verdict::Ending;
 
 /// A running fabric. It is ended on drop.
 pub(crate) struct GroupFabric {
@@ -67,7 +68,7 @@ impl GroupFabric {
     /// Watches it during `work`, which must end once its stream closes.
     ///
     /// # Errors
-    /// [`LabError::ServerDied`] if it ends before the work does, unless a check asked for its
+    /// [`LabError::Ended`] if it ends before the work does, unless a check asked for its
     /// death. It then waits for the work.
     pub(crate) fn run_beside<T: Send>(
         &mut self,
@@ -85,7 +86,7 @@ impl GroupFabric {
             drop(stop);
             let result = worker.join().map_err(|_| anyhow!("the work panicked"))?;
             match died? {
-                Some(message) => Err(LabError::ServerDied(message)),
+                Some(message) => Err(LabError::Ended(Ending::ServerDied(message))),
                 None => Ok(result),
             }
         })

@@ -175,6 +175,7 @@ mod tests {
     use peerbar_report::{Rdma, RdmaMemory, Verdict};
 
     use super::*;
+    use crate::verdict::Ending;
 
     fn group() -> GuestGroup {
         let text =
@@ -228,7 +229,8 @@ mod tests {
             verdict,
             "failed: 1 of 2 checks across guests did not pass: across"
         );
-        let died = LabError::ServerDied("server a ended".to_owned()).of_guest("left");
+        let died =
+            LabError::Ended(Ending::ServerDied("server a ended".to_owned())).of_guest("left");
         let died = Judged {
             failure: Some(&died),
             ..judged(&group, pass())

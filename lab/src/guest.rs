@@ -3,6 +3,7 @@
 mod start;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{ChildStderr, Command, ExitStatus, Stdio};
@@ -28,6 +29,7 @@ use crate::parent_death;
 use crate::processor_time;
 use crate::report::Report;
 use crate::servers::{self, Server};
+use crate::verdict::Ending;
 
 /// The guest's serial console in a run's folder.
 pub const CONSOLE_LOG: &str = "console.log";
@@ -54,6 +56,8 @@ pub struct Guest<'a> {
     events: Events<'a>,
     plan: String,
     counters: Arc<CounterFiles>,
+    /// The devices whose server the agent may have killed.
+    losable: BTreeSet<String>,
     /// The agent's port, for answers.
     port: Option<UnixStream>,
     started: Instant,
@@ -81,24 +85,28 @@ pub struct Guest<'a> {
     pub report: Report,
 }
 
-/// An event of a guest.
+/// An event of a guest that goes on.
 pub enum GuestEvent {
     /// Lines of the console.
     Console(Vec<String>),
-    /// Lines of the report.
+    /// Lines of the report. The agent's requests among them have been served.
     Report(Vec<Line>),
-    /// QEMU has ended, and all its output has been returned.
-    Ended(ExitStatus),
-    /// KVM has given the guest up, and QEMU has stopped it: QEMU's line. Nothing else happens then.
-    GivenUp(String),
-    /// A server has ended unexpectedly: its exit message.
-    ServerDied(String),
     /// The other end of [`Guest::add_work`]'s stream is closed.
     WorkDone,
     /// This process was asked to end by a signal.
     Signal(i32),
-    /// Nothing happened before the deadline.
+    /// The time limit is over.
     Late,
+}
+
+/// The decision of a follower of a guest after an event: see [`Guest::follow`].
+pub enum Next<T> {
+    /// Follow the guest further, unless the event was a signal or the end of the time limit.
+    Follow,
+    /// Follow the guest further, whatever the event was, for at most this long.
+    FollowFor(Duration),
+    /// The follower is done.
+    Done(T),
 }
 
 impl Guest<'_> {
@@ -151,28 +159,70 @@ impl Guest<'_> {
         self.console.tail().is_empty() && self.report.is_empty()
     }
 
-    /// Waits for the next event until `deadline`.
-    pub fn next_event(&mut self, deadline: Instant) -> anyhow::Result<GuestEvent> {
+    /// Follows the guest for at most `limit`, until `take` is done with it. Returns the result of
+    /// `take`, or the reason why the guest is no longer followed.
+    ///
+    /// # Errors
+    /// Those of `take`, or something on the host that fails.
+    pub fn follow<T, E: From<anyhow::Error>>(
+        &mut self,
+        mut limit: Duration,
+        mut take: impl FnMut(&mut Self, GuestEvent) -> Result<Next<T>, E>,
+    ) -> Result<Result<T, Ending>, E> {
+        let mut deadline = Instant::now() + limit;
+        loop {
+            let event = match self.next_event(deadline)? {
+                Ok(event) => event,
+                Err(ending) => return Ok(Err(ending)),
+            };
+            let ending = match event {
+                GuestEvent::Signal(signal) => Some(Ending::Signal(signal)),
+                GuestEvent::Late => Some(Ending::TimedOut(limit.as_secs())),
+                _ => None,
+            };
+            match (take(self, event)?, ending) {
+                (Next::Done(value), _) => return Ok(Ok(value)),
+                (Next::Follow, Some(ending)) => return Ok(Err(ending)),
+                (Next::Follow, None) => {}
+                (Next::FollowFor(next), _) => {
+                    limit = next;
+                    deadline = Instant::now() + limit;
+                }
+            }
+        }
+    }
+
+    /// Follows the guest to its end, for at most `limit`.
+    ///
+    /// # Errors
+    /// Something on the host that fails.
+    pub fn ending(&mut self, limit: Duration) -> anyhow::Result<Ending> {
+        let followed = self.follow(limit, |_, _| Ok::<_, anyhow::Error>(Next::Follow))?;
+        followed.map_or_else(Ok, |never: Infallible| match never {})
+    }
+
+    /// Waits for the next event until `deadline`. Returns an ending once the guest does not go on.
+    fn next_event(&mut self, deadline: Instant) -> anyhow::Result<Result<GuestEvent, Ending>> {
         loop {
             if let Some(status) = self.ended.filter(|_| self.open == 0) {
-                return Ok(GuestEvent::Ended(status));
+                return Ok(Err(Ending::Ended(status)));
             }
             if let Some(line) = &self.given_up {
-                return Ok(GuestEvent::GivenUp(line.clone()));
+                return Ok(Err(Ending::GivenUp(line.clone())));
             }
             let Some(event) = self.events.next(deadline)? else {
-                return Ok(GuestEvent::Late);
+                return Ok(Ok(GuestEvent::Late));
             };
             match event {
                 Event::Data(EventSource::Console, bytes) => {
-                    return Ok(GuestEvent::Console(self.console.take(&bytes)?));
+                    return Ok(Ok(GuestEvent::Console(self.console.take(&bytes)?)));
                 }
                 Event::Data(EventSource::Report, bytes) => {
                     let lines = self.report.take(&bytes)?;
                     self.answer(&lines)?;
-                    return Ok(GuestEvent::Report(lines));
+                    return Ok(self.lose_for(&lines)?.map(|()| GuestEvent::Report(lines)));
                 }
-                Event::Signal(signal) => return Ok(GuestEvent::Signal(signal)),
+                Event::Signal(signal) => return Ok(Ok(GuestEvent::Signal(signal))),
                 Event::Data(EventSource::Trace, bytes) => {
                     if let Some(trace) = &mut self.trace {
                         trace
@@ -198,13 +248,13 @@ impl Guest<'_> {
                 Event::Ended(EventSource::Qemu) => self.ended = self.qemu.ended()?,
                 Event::Ended(EventSource::Server(index)) => {
                     if let Some(message) = self.server_ended(index)? {
-                        return Ok(GuestEvent::ServerDied(message));
+                        return Ok(Err(Ending::ServerDied(message)));
                     }
                 }
-                Event::Closed(EventSource::Work) => return Ok(GuestEvent::WorkDone),
+                Event::Closed(EventSource::Work) => return Ok(Ok(GuestEvent::WorkDone)),
                 Event::Data(EventSource::Work, bytes) => {
                     if let Some(signal) = bytes.first() {
-                        return Ok(GuestEvent::Signal((*signal).into()));
+                        return Ok(Ok(GuestEvent::Signal((*signal).into())));
                     }
                 }
                 Event::Data(..) | Event::Closed(_) | Event::Ended(_) => {}
@@ -218,6 +268,7 @@ impl Guest<'_> {
         let port = self.port.as_ref().context("the agent's port is closed")?;
         if let Request::Check(check) = request {
             self.console.expect_warnings(check.warnings());
+            self.losable.extend(check.kills().map(str::to_owned));
         }
         self.report.check_begins();
         write_within(port, line.as_bytes(), PLAN)
@@ -258,12 +309,19 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// Kills the server of `name` for a check that has asked for it: the guest sees the device
-    /// pulled out.
-    pub fn lose(&mut self, name: &str) -> anyhow::Result<()> {
-        let server = self.server_to_lose(name)?;
-        server.lost = true;
-        server.child.kill()
+    /// Kills the servers that `lines` of the report ask for: the guest sees the devices pulled
+    /// out. Returns an ending if it may not ask for them.
+    fn lose_for(&mut self, lines: &[Line]) -> anyhow::Result<Result<(), Ending>> {
+        let names = match deaths(lines, &self.losable) {
+            Ok(names) => names,
+            Err(ending) => return Ok(Err(ending)),
+        };
+        for name in names {
+            let server = self.server_to_lose(name)?;
+            server.lost = true;
+            server.child.kill()?;
+        }
+        Ok(Ok(()))
     }
 
     /// Returns an object that kills the server of `name`, for a check that asks for its death.
@@ -328,6 +386,22 @@ impl Guest<'_> {
     }
 }
 
+/// Returns the devices whose death `lines` of the report ask for, or an ending if one is not
+/// among the `losable`.
+fn deaths<'a>(lines: &'a [Line], losable: &BTreeSet<String>) -> Result<Vec<&'a str>, Ending> {
+    let asked = lines.iter().filter_map(|line| match line {
+        Line::Kill(name) => Some(name),
+        _ => None,
+    });
+    let judged = asked.map(|name| match losable.contains(name) {
+        true => Ok(name.as_str()),
+        false => Err(Ending::Stopped(format!(
+            "the guest asks for the death of {name}, which no check loses"
+        ))),
+    });
+    judged.collect()
+}
+
 /// Writes all of `bytes` within `limit`, even if the other side reads slowly.
 fn write_within(mut stream: &UnixStream, bytes: &[u8], limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
@@ -366,6 +440,27 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn guest_may_ask_only_for_the_death_of_what_a_check_loses() {
+        let losable = BTreeSet::from(["g0".to_owned()]);
+        let ask = |names: &[&str]| {
+            let lines: Vec<_> = names
+                .iter()
+                .map(|it| Line::Kill((*it).to_owned()))
+                .collect();
+            match deaths(&lines, &losable) {
+                Ok(names) => Ok(names.join(" ")),
+                Err(Ending::Stopped(reason)) => Err(reason),
+                Err(_) => panic!("another ending"),
+            }
+        };
+        assert_eq!(ask(&["g0"]), Ok("g0".to_owned()));
+        for other in ["d0", "s0", "g1", ""] {
+            let refused = ask(&["g0", other]).unwrap_err();
+            assert!(refused.contains(&format!("death of {other},")), "{refused}");
+        }
+    }
 
     #[test]
     fn write_to_slow_reader_ends_in_time() {

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::{Flight, FlightFile};
@@ -21,17 +21,17 @@ use crate::counters::CounterFiles;
 use crate::exit::{Failure, RunOutcome};
 use crate::finished_run::VERDICT;
 use crate::folder::{Folder, flight_record};
-use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, QEMU_LOG};
+use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, Next, QEMU_LOG};
 use crate::guest_files;
 use crate::lab_error::LabError;
 use crate::lab_options::LabOptions;
 use crate::program_builds;
-use crate::report::Row;
+use crate::report::{Report, Row};
 use crate::scenario::{Scenario, program as host_program};
 use crate::signals;
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
-use crate::verdict::{RunVerdict, died_of};
+use crate::verdict::{Ending, RunVerdict, died_of};
 
 /// Longest time until a guest is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
@@ -44,8 +44,6 @@ pub struct Lab {
     folder: Folder,
     /// Programs of the host's that requests have run.
     programs: usize,
-    /// The device whose server the requested check has killed.
-    loses: Option<String>,
     temporary: SocketFolder,
 }
 
@@ -102,7 +100,6 @@ impl Lab {
             scenario,
             folder,
             programs: 0,
-            loses: None,
             temporary,
         }
     }
@@ -213,6 +210,16 @@ impl Lab {
         })
     }
 
+    /// Returns the error of a lab whose guest is no longer followed.
+    fn ended(&self, ending: Ending) -> LabError {
+        match ending {
+            Ending::Ended(status) => self.guest_ended(status),
+            Ending::Signal(signal) => Failure::Interrupted(signal).into(),
+            Ending::TimedOut(_) | Ending::StayedOn(_) => LabError::TimedOut(self.console_log()),
+            ending => LabError::Ended(ending),
+        }
+    }
+
     fn guest_ended(&self, status: ExitStatus) -> LabError {
         let console = &self.guest.console;
         let message = match console.trouble() {
@@ -308,31 +315,36 @@ impl Lab {
     }
 
     fn wait_until_ready(&mut self) -> Result<(), LabError> {
-        let mut said = Vec::new();
-        let mut deadline = Instant::now() + READY;
         let checks = self.scenario.checks.len();
+        let limit = self.scenario.timeout.max(READY);
+        let is_ready = |report: &Report| report.is_ready() && report.rows().len() >= checks;
         // The report may have continued during the wait for another guest.
-        while !self.guest.report.is_ready() || self.guest.report.rows().len() < checks {
-            for line in self.report_lines(deadline)? {
+        if is_ready(&self.guest.report) {
+            return Ok(());
+        }
+        let console = self.console_log();
+        let mut said = Vec::new();
+        self.follow_report(READY, |report, lines| {
+            let mut next = Next::Follow;
+            for line in lines {
                 match line {
-                    Line::Ready(_) | Line::Result { .. } => {
-                        deadline = Instant::now() + self.scenario.timeout.max(READY);
-                    }
+                    Line::Ready(_) | Line::Result { .. } => next = Next::FollowFor(limit),
                     Line::Diagnostic(text) => said.push(text),
-                    Line::Plan(_) => return Err(self.not_ready(&said)),
+                    // The agent speaks of "the console", which is a file here.
+                    Line::Plan(_) => {
+                        return Err(LabError::NotReady {
+                            said: said.join("\n"),
+                            console: console.clone(),
+                        });
+                    }
                     _ => {}
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// The agent speaks of "the console", which is a file here.
-    fn not_ready(&self, said: &[String]) -> LabError {
-        LabError::NotReady {
-            said: said.join("\n"),
-            console: self.console_log(),
-        }
+            Ok(match is_ready(report) {
+                true => Next::Done(()),
+                false => next,
+            })
+        })
     }
 
     fn console_log(&self) -> PathBuf {
@@ -375,62 +387,41 @@ impl Lab {
 
     /// Returns the result of `check`, and all its diagnostics.
     fn request(&mut self, check: &Check) -> Result<(Row, Vec<String>), LabError> {
-        self.loses = check.kills().map(str::to_owned);
         self.guest.report.await_result(check);
         self.guest
             .request(&Request::Check(Box::new(check.clone())))?;
-        let deadline = Instant::now() + self.scenario.timeout;
         let mut diagnostics = Vec::new();
         let before = self.guest.report.rows().len();
-        loop {
-            for line in self.report_lines(deadline)? {
+        let row = self.follow_report(self.scenario.timeout, |report, lines| {
+            for line in lines {
                 match line {
                     Line::Diagnostic(text) => diagnostics.push(text),
                     Line::Result { .. } => {
-                        let row = self.guest.report.rows().get(before);
+                        let row = report.rows().get(before);
                         let row = row.context("the guest has more results than are kept")?;
-                        return Ok((row.clone(), diagnostics));
+                        return Ok(Next::Done(row.clone()));
                     }
                     _ => {}
                 }
             }
-        }
+            Ok(Next::Follow)
+        })?;
+        Ok((row, diagnostics))
     }
 
-    /// Kills the servers that `lines` of the report ask for.
-    fn kill_for(&mut self, lines: &[Line]) -> Result<(), LabError> {
-        for line in lines {
-            if let Line::Kill(name) = line {
-                if self.loses.as_ref() != Some(name) {
-                    let permitted = self.scenario.may_lose(name);
-                    permitted.map_err(Failure::Failed)?;
-                }
-                self.guest.lose(name)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the next lines of the report.
-    fn report_lines(&mut self, deadline: Instant) -> Result<Vec<Line>, LabError> {
-        loop {
-            match self.guest.next_event(deadline)? {
-                GuestEvent::Report(lines) => {
-                    self.kill_for(&lines)?;
-                    return Ok(lines);
-                }
-                GuestEvent::Console(_) => {}
-                // Only the end of another guest or of the fabric closes the stream for signals: see
-                // become_ready_until.
-                GuestEvent::WorkDone => {
-                    return Err(anyhow!("something else has ended the run").into());
-                }
-                GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
-                GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal).into()),
-                GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
-                GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
-                GuestEvent::Late => return Err(LabError::TimedOut(self.console_log())),
-            }
-        }
+    /// Follows the report for at most `limit`: `take` gets it, and its new lines.
+    fn follow_report<T>(
+        &mut self,
+        limit: Duration,
+        mut take: impl FnMut(&Report, Vec<Line>) -> Result<Next<T>, LabError>,
+    ) -> Result<T, LabError> {
+        let followed = self.guest.follow(limit, |guest, event| match event {
+            GuestEvent::Report(lines) => take(&guest.report, lines),
+            // Only the end of another guest or of the fabric closes the stream for signals: see
+            // become_ready_until.
+            GuestEvent::WorkDone => Err(anyhow!("something else has ended the run").into()),
+            _ => Ok(Next::Follow),
+        })?;
+        followed.map_err(|ending| self.ended(ending))
     }
 }

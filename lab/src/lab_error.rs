@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::exit::{Failure, RunOutcome};
 use crate::guest_program::ProgramError;
 use crate::scenario::ScenarioError;
-use crate::verdict::given_up;
+use crate::verdict::Ending;
 
 /// The reason why a [`crate::Lab`] fails.
 #[derive(Debug, Error)]
@@ -40,12 +40,9 @@ pub enum LabError {
         /// The folder of its run.
         folder: PathBuf,
     },
-    /// KVM gave the guest up: QEMU's line.
-    #[error("{}", given_up(.0))]
-    GivenUp(String),
-    /// A server ended unexpectedly: its exit message.
+    /// The guest can no longer be followed for another reason.
     #[error("{0}")]
-    ServerDied(String),
+    Ended(Ending),
     /// The guest does not answer; the log of its console.
     #[error("the guest did not answer in time: see {}, or raise `timeout`", .0.display())]
     TimedOut(PathBuf),
@@ -94,8 +91,7 @@ impl LabError {
         match self {
             Self::NotReady { .. }
             | Self::GuestEnded { .. }
-            | Self::GivenUp(_)
-            | Self::ServerDied(_)
+            | Self::Ended(_)
             | Self::TimedOut(_)
             | Self::Host(Failure::Interrupted(_)) => true,
             Self::OfGuest { source, .. } => source.is_of_run(),
@@ -106,9 +102,8 @@ impl LabError {
     /// Returns the outcome of a run that this has ended.
     pub(crate) fn outcome(&self) -> RunOutcome {
         match self {
-            Self::NotReady { .. } | Self::GuestEnded { .. } | Self::GivenUp(_) => {
-                RunOutcome::GuestDied
-            }
+            Self::NotReady { .. } | Self::GuestEnded { .. } => RunOutcome::GuestDied,
+            Self::Ended(ending) => ending.outcome(),
             Self::TimedOut(_) => RunOutcome::TimedOut,
             Self::Host(Failure::Interrupted(signal)) => RunOutcome::Interrupted(*signal),
             Self::OfGuest { source, .. } => source.outcome(),

@@ -25,6 +25,7 @@ pub struct RunVerdict {
 }
 
 /// The reason why a run is no longer watched.
+#[derive(Debug)]
 pub enum Ending {
     /// QEMU ended by itself.
     Ended(ExitStatus),
@@ -43,7 +44,36 @@ pub enum Ending {
     StayedOn(u64),
 }
 
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(status) => write!(f, "QEMU ended ({status})"),
+            Self::GivenUp(line) => write!(
+                f,
+                "KVM gave the guest up: {line} ({QEMU_LOG} has its registers); --accel tcg does without KVM"
+            ),
+            Self::ServerDied(message) | Self::Stopped(message) => f.write_str(message),
+            Self::Signal(signal) => write!(f, "ended by signal {signal}"),
+            Self::TimedOut(seconds) => write!(f, "the guest was not done after {seconds} s"),
+            Self::StayedOn(seconds) => write!(
+                f,
+                "the guest did not power off within {seconds} s after its last check"
+            ),
+        }
+    }
+}
+
 impl Ending {
+    /// Returns the outcome of a run that ends like this.
+    pub(crate) fn outcome(&self) -> RunOutcome {
+        match self {
+            Self::Signal(signal) => RunOutcome::Interrupted(*signal),
+            Self::GivenUp(_) | Self::Ended(_) => RunOutcome::GuestDied,
+            Self::ServerDied(_) | Self::Stopped(_) => RunOutcome::Failed,
+            Self::TimedOut(_) | Self::StayedOn(_) => RunOutcome::TimedOut,
+        }
+    }
+
     /// Names a server that `failed` as the cause, if QEMU has crashed: behind an IOMMU QEMU 11.1
     /// may abort when a server has gone (docs/src/efa.md), and either end may be seen first. A QEMU
     /// that crashes by itself makes no server fail.
@@ -78,33 +108,14 @@ pub struct Evidence<'a> {
 /// Judges a run. Only a run without any problem has passed. The reason of any other names all its
 /// problems: its ending, the failed checks, and the complaints of the kernel.
 pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
-    let (outcome, reason) = match evidence.ending {
-        Ending::Signal(signal) => (
-            RunOutcome::Interrupted(*signal),
-            Some(format!("ended by signal {signal}")),
-        ),
-        Ending::GivenUp(line) => (RunOutcome::GuestDied, Some(given_up(line))),
-        Ending::ServerDied(message) | Ending::Stopped(message) => {
-            (RunOutcome::Failed, Some(message.clone()))
+    let (outcome, reason) = match (evidence.ending, evidence.report) {
+        (ending @ Ending::Ended(_), Err(error)) => {
+            let qemu = format!("{error}; {ending}: {}", evidence.qemu);
+            let said = evidence.trouble.map_or(qemu, |_| error.to_string());
+            (RunOutcome::GuestDied, Some(said))
         }
-        Ending::TimedOut(seconds) => (
-            RunOutcome::TimedOut,
-            Some(format!("the guest was not done after {seconds} s")),
-        ),
-        Ending::StayedOn(seconds) => (
-            RunOutcome::TimedOut,
-            Some(format!(
-                "the guest did not power off within {seconds} s after its last check"
-            )),
-        ),
-        Ending::Ended(status) => match evidence.report {
-            Err(error) => {
-                let qemu = format!("{error}; QEMU ended ({status}): {}", evidence.qemu);
-                let said = evidence.trouble.map_or(qemu, |_| error.to_string());
-                (RunOutcome::GuestDied, Some(said))
-            }
-            Ok(()) => (RunOutcome::Failed, None),
-        },
+        (Ending::Ended(_), Ok(())) => (RunOutcome::Failed, None),
+        (ending, _) => (ending.outcome(), Some(ending.to_string())),
     };
     let mut reasons: Vec<String> = reason.into_iter().collect();
     reasons.extend(unsuccessful(evidence.rows, "checks"));
@@ -128,13 +139,6 @@ impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.outcome, self.reason)
     }
-}
-
-/// Returns the message about a guest that KVM gave up.
-pub(crate) fn given_up(line: &str) -> String {
-    format!(
-        "KVM gave the guest up: {line} ({QEMU_LOG} has its registers); --accel tcg does without KVM"
-    )
 }
 
 /// Returns the message about a guest that died of `trouble`, a line of its console. QEMU's

@@ -1,7 +1,7 @@
 //! One run: from a scenario to a verdict.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use peerbar_report::{Check, Line};
@@ -19,7 +19,7 @@ use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
+use peerbar_lab::guest::{Guest, GuestEvent, Next, QEMU_LOG};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
@@ -225,47 +225,39 @@ fn watch(
     keeping: &mut Keeping,
 ) -> anyhow::Result<Ending> {
     let verbose = options.verbose;
-    let mut deadline = guest.started() + scenario.timeout;
     let power_off = match options.gdb {
         Some(_) => debugger::NO_LIMIT,
         None => POWER_OFF,
     };
     let (mut done, mut running) = (false, Running::default());
-    loop {
-        match guest.next_event(deadline)? {
+    let followed = guest.follow(scenario.timeout, |guest, event| {
+        match event {
             GuestEvent::Console(lines) => {
                 lines.iter().for_each(|line| show(progress, verbose, line))
             }
             GuestEvent::Report(lines) => {
                 for line in &lines {
                     tell(progress, verbose, line, scenario, &mut running);
-                    if let Line::Kill(name) = line {
-                        if let Err(refusal) = scenario.may_lose(name) {
-                            return Ok(Ending::Stopped(refusal.to_string()));
-                        }
-                        guest.lose(name)?;
-                    }
                 }
                 keeping.take(&lines, guest, scenario, folder.path(), progress)?;
                 if guest.report.complete() && !done {
                     done = true;
-                    deadline = Instant::now() + power_off;
+                    return Ok(Next::FollowFor(power_off));
                 }
             }
-            GuestEvent::Ended(status) => return Ok(Ending::Ended(status)),
-            GuestEvent::GivenUp(line) => return Ok(Ending::GivenUp(line)),
-            GuestEvent::ServerDied(words) => return Ok(Ending::ServerDied(words)),
             GuestEvent::Signal(_) if keeping.is_kept() => {
                 keeping.end(guest)?;
-                deadline = Instant::now() + power_off;
+                return Ok(Next::FollowFor(power_off));
             }
-            GuestEvent::Signal(signal) => return Ok(Ending::Signal(signal)),
-            GuestEvent::WorkDone => {}
-            GuestEvent::Late if keeping.is_kept() => deadline = Instant::now() + scenario.timeout,
-            GuestEvent::Late if done => return Ok(Ending::StayedOn(power_off.as_secs())),
-            GuestEvent::Late => return Ok(Ending::TimedOut(scenario.timeout.as_secs())),
+            GuestEvent::Late if keeping.is_kept() => return Ok(Next::FollowFor(scenario.timeout)),
+            GuestEvent::Late if done => {
+                return Ok(Next::Done(Ending::StayedOn(power_off.as_secs())));
+            }
+            GuestEvent::Signal(_) | GuestEvent::Late | GuestEvent::WorkDone => {}
         }
-    }
+        Ok::<_, anyhow::Error>(Next::Follow)
+    })?;
+    Ok(followed.unwrap_or_else(|ending| ending))
 }
 
 /// Number of completed checks, which is the index of the current one.

@@ -11,6 +11,7 @@ use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::guest_program::GuestProgram;
 use peerbar_lab::scenario::{GpuBuilder, NvmeBuilder, Scenario, ScenarioBuilder};
 use peerbar_lab::survivors::Survivors;
+use peerbar_lab::verdict::Ending;
 use peerbar_lab::{Lab, LabError, LabOptions};
 use peerbar_report::HostFolder;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -155,7 +156,7 @@ impl Machine {
                 .run_beside(|_, stop| load.listen(&stop, deadline, &is_enough));
             match attended {
                 Ok(done) => return done.map(|()| true),
-                Err(LabError::ServerDied(_)) => {}
+                Err(LabError::Ended(Ending::ServerDied(_))) => {}
                 Err(LabError::GuestEnded { .. }) => {
                     // What the guest said before is still in the socket.
                     return load.take().map(|_| false);

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
-use peerbar_lab::LabError;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{self, Guest, GuestEvent};
+use peerbar_lab::guest::{self, Guest, GuestEvent, Next};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Sockets};
@@ -17,7 +16,7 @@ use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_report::Line;
 
-use super::context::add_versions;
+use super::context::{add_versions, ended};
 use crate::cli::BootOptions;
 use crate::figure::{Figure, Goal};
 use crate::suite::SuiteContext;
@@ -120,23 +119,15 @@ fn boot_ours(
         folder,
         signals,
     )?;
-    let deadline = started + LIMIT;
-    loop {
-        match guest.next_event(deadline)? {
-            GuestEvent::Report(lines)
-                if lines.iter().any(|line| matches!(line, Line::Ready(_))) =>
-            {
-                break;
+    let ready = guest.follow(LIMIT, |_, event| {
+        Ok::<_, Failure>(match event {
+            GuestEvent::Report(lines) if lines.iter().any(|it| matches!(it, Line::Ready(_))) => {
+                Next::Done(started.elapsed())
             }
-            GuestEvent::Report(_) | GuestEvent::Console(_) | GuestEvent::WorkDone => {}
-            GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
-            GuestEvent::GivenUp(line) => return Err(anyhow!(LabError::GivenUp(line)).into()),
-            GuestEvent::Ended(_) => return Err(gone("our guest ended", folder)),
-            GuestEvent::Late => return Err(gone("our guest is late", folder)),
-        }
-    }
-    let time = started.elapsed();
+            _ => Next::Follow,
+        })
+    })?;
+    let time = ready.map_err(|ending| ended(&ending, "it was ready", folder))?;
     guest.stop()?;
     Ok(time)
 }

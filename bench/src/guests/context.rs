@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
 use peerbar_flight::monotonic_ns;
-use peerbar_lab::LabError;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{Guest, GuestEvent};
+use peerbar_lab::guest::{Guest, GuestEvent, Next};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
@@ -19,6 +17,7 @@ use peerbar_lab::qemu::Sockets;
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::{Machine, Scenario};
 use peerbar_lab::socket_folder::SocketFolder;
+use peerbar_lab::verdict::Ending;
 use peerbar_report::{Check, Command, Expectation, Line, Verdict};
 
 use super::device_time::Recorded;
@@ -264,22 +263,11 @@ fn follow(
 ) -> Result<Vec<(Cost, RangeInclusive<u64>)>, Failure> {
     let mut last = (spent(guest)?, monotonic_ns());
     let mut seen = Vec::new();
-    let (mut deadline, mut limit) = (guest.started() + START, START);
-    while seen.len() < scenario.checks.len() {
-        let lines = match guest.next_event(deadline)? {
-            GuestEvent::Report(lines) => lines,
-            GuestEvent::Console(_) | GuestEvent::WorkDone => continue,
-            GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal)),
-            GuestEvent::ServerDied(words) => return Err(anyhow!(words).into()),
-            GuestEvent::GivenUp(line) => return Err(anyhow!(LabError::GivenUp(line)).into()),
-            GuestEvent::Ended(status) => {
-                return Err(anyhow!("the guest ended early ({status})").into());
-            }
-            GuestEvent::Late => {
-                let next = names.get(seen.len());
-                return Err(anyhow!(late(next, limit, folder.path())).into());
-            }
+    let followed = guest.follow(START, |guest, event| {
+        let GuestEvent::Report(lines) = event else {
+            return Ok(Next::Follow);
         };
+        let before = seen.len();
         for line in lines {
             match line {
                 Line::Ready(_) => last = (spent(guest)?, monotonic_ns()),
@@ -290,25 +278,33 @@ fn follow(
                 }
                 _ => continue,
             }
-            limit = scenario.timeout;
-            deadline = Instant::now() + limit;
             if let Some(name) = names.get(seen.len()) {
                 progress.stage(name);
             }
         }
-    }
+        Ok::<_, Failure>(match seen.len() {
+            all if all >= scenario.checks.len() => Next::Done(()),
+            some if some > before => Next::FollowFor(scenario.timeout),
+            _ => Next::Follow,
+        })
+    })?;
+    followed.map_err(|ending| {
+        let next = names.get(seen.len()).map_or("the end", String::as_str);
+        ended(&ending, &format!("`{next}`"), folder)
+    })?;
     Ok(seen)
 }
 
-/// What is said of a guest that has been silent for `limit`, `next` being the name of its next result. The guest's own watchdog ends a
-/// check that hangs much sooner, so it is the guest itself that stands still.
-fn late(next: Option<&String>, limit: Duration, folder: &Path) -> String {
-    let next = next.map_or("the end", String::as_str);
-    format!(
-        "the guest has said nothing for {} s, and `{next}` was to come: see console.log in {}",
-        limit.as_secs(),
-        folder.display()
-    )
+/// Returns the failure of a guest that ended before `awaited`.
+pub(super) fn ended(ending: &Ending, awaited: &str, folder: &Folder) -> Failure {
+    match ending {
+        Ending::Signal(signal) => Failure::Interrupted(*signal),
+        ending => anyhow!(
+            "before {awaited}: {ending}; see {}",
+            folder.path().display()
+        )
+        .into(),
+    }
 }
 
 /// What the guest has cost since it was started.
@@ -327,14 +323,6 @@ fn spent(guest: &Guest<'_>) -> anyhow::Result<Cost> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn silent_guest_is_reported_with_what_was_to_come() {
-        let name = "fio is loaded".to_owned();
-        let text = late(Some(&name), Duration::from_secs(180), Path::new("runs/x"));
-        let wanted = "the guest has said nothing for 180 s, and `fio is loaded` was to come: see console.log in runs/x";
-        assert_eq!(text, wanted);
-    }
 
     #[test]
     fn a_check_costs_what_was_spent_since_the_one_before() {

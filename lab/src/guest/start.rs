@@ -88,6 +88,7 @@ impl<'a> Guest<'a> {
             events,
             plan,
             counters: Arc::new(CounterFiles::of(scenario, folder.path())),
+            losable: scenario.losable(),
             port: None,
             started: qemu.started,
             _link: link,

@@ -1,14 +1,14 @@
 //! The end of a lab: the guest powers off or is stopped, and the run is judged.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use peerbar_report::Request;
 
 use super::{FinishedLab, Lab};
 use crate::finished_run::{Concluded, FinishedRun, VERDICT};
-use crate::guest::{CONSOLE_LOG, GuestEvent};
+use crate::guest::CONSOLE_LOG;
 use crate::lab_error::LabError;
 use crate::run_file;
 use crate::scenario::Scenario;
@@ -59,29 +59,19 @@ impl Lab {
 
     /// Waits until the guest has powered off.
     pub(crate) fn wait_for_power_off(&mut self) -> Result<Ending, LabError> {
-        let ending = self.ending_before(Instant::now() + POWER_OFF)?;
-        Ok(ending.unwrap_or(Ending::StayedOn(POWER_OFF.as_secs())))
-    }
-
-    /// Returns its ending before `deadline`, or `None`.
-    fn ending_before(&mut self, deadline: Instant) -> Result<Option<Ending>, LabError> {
-        loop {
-            return Ok(Some(match self.guest.next_event(deadline)? {
-                GuestEvent::Ended(status) => Ending::Ended(status),
-                GuestEvent::GivenUp(line) => Ending::GivenUp(line),
-                GuestEvent::ServerDied(message) => Ending::ServerDied(message),
-                GuestEvent::Signal(signal) => Ending::Signal(signal),
-                GuestEvent::Late => return Ok(None),
-                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => continue,
-            }));
-        }
+        Ok(match self.guest.ending(POWER_OFF)? {
+            Ending::TimedOut(seconds) => Ending::StayedOn(seconds),
+            ending => ending,
+        })
     }
 
     /// Returns its ending after something else has ended the run: by itself for the same reason, or
     /// stopped for `why`.
     pub(crate) fn stop_for(&mut self, why: &str) -> Result<Ending, LabError> {
-        let ending = self.ending_before(Instant::now() + DYING)?;
-        Ok(ending.unwrap_or_else(|| Ending::Stopped(why.to_owned())))
+        Ok(match self.guest.ending(DYING)? {
+            Ending::TimedOut(_) => Ending::Stopped(why.to_owned()),
+            ending => ending,
+        })
     }
 
     /// Ends the servers after `ending`, and judges the run with the `complaint` about its records.

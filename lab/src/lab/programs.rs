@@ -4,21 +4,19 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_exec::ProgramRequest;
 
 use super::{Lab, ProgramOutput};
-use crate::guest::GuestEvent;
+use crate::debugger::NO_LIMIT;
+use crate::guest::{GuestEvent, Next};
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
 use crate::limited::Limited;
 use crate::qemu::Sockets;
 use crate::size::Size;
 
-/// Longest wait for an event.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
 const MOST_OUTPUT: Size = Size(256 << 20);
 
@@ -88,20 +86,18 @@ impl Lab {
     }
 
     fn follow_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
-        loop {
-            match self.guest.next_event(Instant::now() + LONGEST_WAIT)? {
-                GuestEvent::WorkDone => return Ok(()),
+        let followed = self.guest.follow(NO_LIMIT, |_, event| {
+            Ok::<_, LabError>(match event {
+                GuestEvent::WorkDone => Next::Done(()),
                 GuestEvent::Signal(number) => {
                     let number = u8::try_from(number).unwrap_or_default();
                     // The error is ignored: work that has ended reads no signals.
                     let _ = (&mut &*signals).write_all(&[number]);
+                    Next::FollowFor(NO_LIMIT)
                 }
-                GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
-                GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
-                GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
-                GuestEvent::Report(lines) => self.kill_for(&lines)?,
-                GuestEvent::Console(_) | GuestEvent::Late => {}
-            }
-        }
+                GuestEvent::Report(_) | GuestEvent::Console(_) | GuestEvent::Late => Next::Follow,
+            })
+        })?;
+        followed.map_err(|ending| self.ended(ending))
     }
 }
