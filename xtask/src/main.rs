@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Parser, Subcommand};
 
 use self::plan::{Plan, Selection};
@@ -94,12 +94,14 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     Runner::new(root, seed, options.jobs)?.run(&plan, &chosen)
 }
 
-/// The root of the workspace.
+/// The root of the workspace that cargo starts this program for: two that share a target folder
+/// share the program.
 fn root() -> anyhow::Result<PathBuf> {
-    match Path::new(env!("CARGO_MANIFEST_DIR")).parent() {
-        Some(root) => Ok(root.to_owned()),
-        None => bail!("{} has no parent folder", env!("CARGO_MANIFEST_DIR")),
-    }
+    let own = std::env::var_os("CARGO_MANIFEST_DIR");
+    let own = own.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    let root = own.parent();
+    let root = root.with_context(|| format!("{} has no parent folder", own.display()))?;
+    Ok(root.to_owned())
 }
 
 /// A seed that no earlier run had.
