@@ -18,13 +18,13 @@ fn main() {
     divan::main();
 }
 
-/// A requester with this number of mappings, a page each with a gap behind.
+/// Returns a requester with this number of mappings of one page each, each followed by a gap.
 fn requester(mappings: u64) -> Arc<Requester> {
     let memory = MemoryFile::create("bench", mappings * PAGE).unwrap();
     let requester = Requester::new();
     requester.set_bus_master(true);
     for page in 0..mappings {
-        // Else the first read of each page pays for having it made.
+        // Otherwise the first read of each page would include the page fault.
         memory.write(page * PAGE, &[1]).unwrap();
         let lent = memory.file().try_clone().unwrap().into();
         let backing = Some((lent, page * PAGE));
@@ -35,7 +35,7 @@ fn requester(mappings: u64) -> Arc<Requester> {
     Arc::new(requester)
 }
 
-/// Addresses in mappings that lie far from one another.
+/// Addresses in mappings that are far apart.
 fn addresses(mappings: u64) -> impl Fn() -> u64 {
     let next = Cell::new(0_u64);
     move || {

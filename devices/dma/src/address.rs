@@ -1,6 +1,7 @@
 //! Ranges of addresses.
 
-/// The addresses from `first` to `last`, both included, so that a range may end with the address space.
+/// The addresses from `first` to `last`, both inclusive, so that a range may end at the end of the
+/// address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressRange {
     pub(crate) first: u64,
@@ -22,7 +23,7 @@ impl AddressRange {
         }
     }
 
-    /// Whether the two have an address in common.
+    /// Returns `true` if the two have an address in common.
     pub(crate) fn meets(self, other: Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }

@@ -1,10 +1,11 @@
 //! The address translation cache (ATC) of a function (PCIe Base 6.0, 10.1): translations of untranslated addresses.
 //!
-//! Translations come from the memory map, which reflects the guest's IOMMU. So there is a translation where the client has
-//! lent memory, and where the client's mapping over a device has the bus address at which a peer has announced a window:
-//! there the IOMMU lets addresses pass unchanged, since Linux allocates no IOVA
-//! that is some device's bus address. Which device lies behind any other mapping the client does not tell, so a translation
-//! for it is refused, and the request goes up untranslated.
+//! Translations come from the memory map, which reflects the guest's IOMMU. A translation exists
+//! for memory that the client has lent, and for a mapping over a device whose IOVA equals the bus
+//! address of a window that a peer has announced: the IOMMU passes such addresses unchanged, since
+//! Linux allocates no IOVA that is a device's bus address. The client does not say which device is
+//! behind any other mapping, so a translation of such an address is refused, and the request goes
+//! up untranslated.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,13 +16,13 @@ use crate::map_access::MapAccess;
 use crate::memory::Span;
 use crate::peers::{FoundPeer, PeerTable};
 
-/// The most translations that are held.
+/// Limit of the translations in the cache.
 const ENTRIES: usize = 256;
 
 /// Sizes of a translation: the pages of x86's IOMMUs. Each is a power of two.
 const GRANULES: [u64; 3] = [1 << 30, 2 << 20, 4 << 10];
 
-/// What an address is translated to.
+/// The result of a translation.
 #[derive(Clone, Debug)]
 pub(crate) enum Translated {
     /// Guest RAM.
@@ -54,14 +55,15 @@ struct Translation {
 #[derive(Debug, Default)]
 pub(crate) struct Atc {
     translations: BTreeMap<u64, Translation>,
-    /// Their first addresses, the oldest first.
+    /// Their first addresses, oldest first.
     ages: VecDeque<u64>,
     counts: AtsCounts,
 }
 
 impl Atc {
-    /// What `address` means, from the cache or the memory map, and for how many bytes from there on; `None` if that is not
-    /// known for this direction.
+    /// Translates `address` by the cache or the memory map. Also returns the number of bytes from
+    /// there that the translation covers. Returns `None` if there is no translation for this
+    /// direction.
     pub(crate) fn translate(
         &mut self,
         address: u64,
@@ -84,7 +86,8 @@ impl Atc {
         Some(found)
     }
 
-    /// Takes away every translation that meets the addresses from `first` to `last`; whether there was any.
+    /// Removes every translation that overlaps the addresses from `first` to `last`. Returns `true`
+    /// if there was any.
     pub(crate) fn invalidate(&mut self, first: u64, last: u64) -> bool {
         let before = self.translations.len();
         self.remove(first, last);
@@ -99,7 +102,7 @@ impl Atc {
         self.ages.clear();
     }
 
-    /// What the cache has done. Whether it is enabled is the caller's knowledge.
+    /// Returns the cache's counts. The caller knows if the cache is enabled.
     pub(crate) fn counts(&self, enabled: bool) -> AtsCounts {
         AtsCounts {
             enabled,
@@ -115,7 +118,7 @@ impl Atc {
     }
 
     fn insert(&mut self, first: u64, translation: Translation) {
-        // It replaces one that does not allow enough.
+        // Replaces one that does not allow enough.
         self.remove(first, translation.last);
         if self.ages.len() >= ENTRIES {
             if let Some(oldest) = self.ages.pop_front() {
@@ -131,7 +134,8 @@ impl Atc {
         let met = |(start, translation): (&u64, &Translation)| {
             (translation.last >= first).then_some(*start)
         };
-        // They are disjoint, so those that meet the range are the last that start before its end.
+        // Translations are disjoint, so those that overlap the range are the last ones that start
+        // before its end.
         let starts = self.translations.range(..=last).rev();
         let starts: Vec<u64> = starts.map_while(met).collect();
         for start in &starts {
@@ -143,13 +147,13 @@ impl Atc {
     }
 }
 
-/// The rest of a translation from `address` on, and how long it is.
+/// Returns the part of a translation from `address` on, and its length.
 fn part(address: u64, first: u64, translation: &Translation) -> (Translated, u64) {
     let left = (translation.last - address).saturating_add(1);
     (translation.to.after(address - first), left)
 }
 
-/// The answer to a translation request: the largest page around `address` that one mapping holds.
+/// Answers a translation request with the largest page around `address` that one mapping holds.
 fn asked(
     address: u64,
     direction: Direction,
@@ -189,7 +193,7 @@ fn asked(
         .then_some((first, translation))
 }
 
-/// Whether all of these addresses are in one peer's window.
+/// Returns `true` if all of these addresses are in one peer's window.
 fn is_window(peers: &PeerTable, first: u64, last: u64) -> bool {
     match peers.find(first) {
         FoundPeer::Claimed { left, .. } => left.wrapping_sub(1) >= last - first,
@@ -215,8 +219,8 @@ mod tests {
         })
     }
 
-    /// 2 MiB and a page of RAM from 2 MiB on, a page that is read-only at 16 MiB, a peer's window of two pages at 32 MiB that
-    /// is mapped, and a mapping over an unknown device at 48 MiB.
+    /// 2 MiB and one page of RAM from 2 MiB on, a read-only page at 16 MiB, a mapped peer's window
+    /// of two pages at 32 MiB, and a mapping over an unknown device at 48 MiB.
     fn world() -> (MemoryMap, PeerTable) {
         let mut map = MemoryMap::default();
         map.map(2 << 20, (2 << 20) + PAGE, BOTH, ram(4 << 20))

@@ -2,17 +2,17 @@
 
 use peerbar_dma_log::Direction;
 
-/// A DMA's data: where the bytes come from or go to.
+/// The data of a DMA: its source or destination in this process.
 #[derive(Debug)]
 pub enum Buffer<'a> {
-    /// Where the bytes go that are read. Undefined if the DMA fails.
+    /// Receives the bytes. Its content is undefined if the DMA fails.
     Read(&'a mut [u8]),
-    /// The bytes that are written.
+    /// The bytes to write.
     Write(&'a [u8]),
 }
 
 impl<'a> Buffer<'a> {
-    /// How many bytes are left.
+    /// Returns the number of bytes left.
     pub fn len(&self) -> usize {
         match self {
             Self::Read(data) => data.len(),
@@ -20,12 +20,12 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Whether no bytes are left.
+    /// Returns `true` if no bytes are left.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Which way they go.
+    /// Returns the direction of the transfer.
     pub(crate) fn direction(&self) -> Direction {
         match self {
             Self::Read(_) => Direction::Read,
@@ -33,12 +33,12 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Which way they go, and how many they are.
+    /// Returns the direction of the transfer and the number of bytes.
     pub(crate) fn extent(&self) -> (Direction, usize) {
         (self.direction(), self.len())
     }
 
-    /// The same bytes for a while.
+    /// Borrows the same bytes again for a shorter time.
     pub fn reborrow(&mut self) -> Buffer<'_> {
         match self {
             Self::Read(data) => Buffer::Read(data),
@@ -46,7 +46,7 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// Takes off the first `len` bytes, or all if there are fewer.
+    /// Splits off the first `len` bytes, or all of them if there are fewer.
     pub fn take(&mut self, len: usize) -> Buffer<'a> {
         let len = len.min(self.len());
         match self {

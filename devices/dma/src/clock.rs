@@ -1,16 +1,16 @@
-//! The time that transfers take.
+//! The clock of transfers.
 
 use std::time::Duration;
 
-/// A clock that runs alike for all processes of the machine.
+/// A clock that is the same for all processes of the machine.
 pub(crate) trait Clock: Send + Sync {
-    /// Nanoseconds since some moment in the past.
+    /// Returns the nanoseconds since some moment in the past.
     fn now(&self) -> u64;
-    /// Waits for this many nanoseconds, or a bit longer.
+    /// Waits for at least this many nanoseconds.
     fn sleep(&self, nanoseconds: u64);
 }
 
-/// The machine's own, as flight records have it.
+/// The machine's monotonic clock, which flight records also use.
 #[derive(Debug)]
 pub(crate) struct Monotonic;
 
@@ -24,7 +24,7 @@ impl Clock for Monotonic {
     }
 }
 
-/// The nanoseconds of a duration, or as many as there can be.
+/// Returns a duration in nanoseconds, saturated.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

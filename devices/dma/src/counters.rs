@@ -11,28 +11,30 @@ use peerbar_dma_log::{AtsCounts, DmaKind, Entry};
 
 pub use file::CounterFile;
 
-/// How often, and how much.
+/// Numbers of segments and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Segments that succeeded.
     pub requests: u64,
-    /// Their bytes.
+    /// Bytes of the segments that succeeded.
     pub bytes: u64,
     /// Segments that failed.
     pub failures: u64,
 }
 
-/// Counters of one requester. They only grow, for as long as the device lives: a reset does not clear them.
+/// Counters of one requester. They only grow during the life of the device: a reset does not clear
+/// them.
 ///
-/// They are the sums over slots. Each session has a slot of its own, so that it counts without an atomic addition.
+/// They are sums over slots. Each session has its own slot, so that it counts without an atomic
+/// addition.
 #[derive(Debug)]
 pub struct Counters {
-    /// Counts from before a file was shared: the numbers of each kind in each slot.
+    /// The counts from before a file was shared: the numbers of each kind in each slot.
     own: Box<[[AtomicU64; NUMBERS]]>,
-    /// What has been counted since.
+    /// The counts since then.
     file: OnceLock<CounterFile>,
     free: Mutex<Vec<usize>>,
-    /// Whether the function counts the doorbells of its client.
+    /// `true` if the function counts its client's doorbells.
     counts_doorbells: AtomicBool,
 }
 
@@ -53,7 +55,7 @@ impl Default for Counters {
 pub(crate) struct CounterSlot(usize);
 
 impl CounterSlot {
-    /// A segment has succeeded.
+    /// Counts a segment that has succeeded.
     #[inline]
     pub(crate) fn succeeded(&self, counters: &Counters, kind: DmaKind, bytes: u64) {
         if self.0 == SHARED_SLOT {
@@ -69,7 +71,7 @@ impl CounterSlot {
 }
 
 impl Counters {
-    /// Counts in this file from now on, for as long as the function lives. A second file is dropped.
+    /// Counts in this file from now on, for the life of the function. Ignores a second file.
     pub(crate) fn share(&self, file: CounterFile) {
         if self.counts_doorbells.load(Ordering::Relaxed) {
             file.set_counts_doorbells();
@@ -79,24 +81,24 @@ impl Counters {
         }
     }
 
-    /// The function counts the doorbells of its client. Comes before the file is shared.
+    /// Declares that the function counts its client's doorbells. Must precede [`Counters::share`].
     pub(crate) fn count_doorbells(&self) {
         self.counts_doorbells.store(true, Ordering::Relaxed);
     }
 
-    /// Counts an event in the file, if there is one: nothing else has these counts.
+    /// Counts an event in the file, if there is one. Events are counted nowhere else.
     pub(crate) fn happened(&self, event: DeviceEvent) {
         if let Some(number) = self.file.get().and_then(|file| file.event(event)) {
             number.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A slot for the caller alone; the shared one if there are too many callers.
+    /// Reserves a slot for the caller alone, or the shared one if there are too many callers.
     pub(crate) fn open(&self) -> CounterSlot {
         CounterSlot(self.free.lock().pop().unwrap_or(SHARED_SLOT))
     }
 
-    /// A slot is free for the next session.
+    /// Frees a slot for the next session.
     pub(crate) fn close(&self, slot: &CounterSlot) {
         if slot.0 != SHARED_SLOT {
             self.free.lock().push(slot.0);
@@ -116,14 +118,14 @@ impl Counters {
         }
     }
 
-    /// Shares what the translation cache has done.
+    /// Publishes the translation cache's counts.
     pub(crate) fn set_ats(&self, counts: &AtsCounts) {
         if let Some(file) = self.file.get() {
             file.set_ats(counts);
         }
     }
 
-    /// The numbers of a kind in that slot, where they are counted now.
+    /// Returns the current numbers of a kind in that slot.
     #[inline]
     fn numbers(&self, slot: usize, kind: DmaKind) -> Option<[&AtomicU64; NUMBERS]> {
         match self.file.get() {
@@ -137,7 +139,7 @@ impl Counters {
         numbers.map(|numbers| numbers.each_ref())
     }
 
-    /// The sums of a kind over all slots.
+    /// Returns the sums of a kind over all slots.
     fn sum(&self, kind: DmaKind) -> Count {
         let slots = || 0..SLOTS;
         let file = self.file.get();
@@ -158,7 +160,7 @@ impl Counters {
             })
     }
 
-    /// Every kind that has occurred, with its counts.
+    /// Returns every kind that has occurred, with its counts.
     pub fn snapshot(&self) -> Vec<(DmaKind, Count)> {
         let counts = DmaKind::all().map(|kind| (kind, self.sum(kind)));
         counts
@@ -166,7 +168,7 @@ impl Counters {
             .collect()
     }
 
-    /// The same as the page that a device shows its guest ([`peerbar_dma_log`]).
+    /// Returns the page of counters that a device shows its guest ([`peerbar_dma_log`]).
     pub fn page(&self) -> Vec<u8> {
         peerbar_dma_log::encode(self.snapshot().into_iter().map(|(kind, count)| Entry {
             requests: count.requests,

@@ -1,4 +1,4 @@
-//! Why a DMA failed.
+//! The reasons why a DMA fails.
 
 use peerbar_dma_log::Origin;
 use thiserror::Error;
@@ -6,22 +6,22 @@ use thiserror::Error;
 use crate::peers::PeerError;
 use crate::upstream::UpstreamError;
 
-/// A DMA that failed. Part of it may have been done.
+/// A DMA that failed. A part of it may have been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("DMA at {address:#x}+{len:#x} for {origin}")]
 pub struct DmaError {
-    /// The queue and command that it was made for.
+    /// The queue and command on whose behalf it was made.
     pub origin: Origin,
-    /// First address of the segment that failed.
+    /// First address of the failed segment.
     pub address: u64,
-    /// Its length.
+    /// Length of the segment.
     pub len: usize,
-    /// Why it failed.
+    /// The reason.
     #[source]
     pub cause: DmaFault,
 }
 
-/// Why a DMA failed.
+/// The reason why a DMA failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaFault {
     /// Bus mastering is off, or the function is being reset.
@@ -30,32 +30,34 @@ pub enum DmaFault {
     /// The address is a register of the function itself.
     #[error("the function's own registers")]
     OwnRegisters,
-    /// The address lies in a page of the function's own window that is over nothing.
+    /// The address lies in a page of the function's own window that has no memory.
     #[error("unmapped page of the function's own window")]
     NoPage,
     /// The range wraps around the end of the address space.
     #[error("the range wraps around")]
     Wraps,
-    /// The register that is to be written does not start at a multiple of its size.
+    /// The register's address is not a multiple of its size.
     #[error("the register is not aligned")]
     Unaligned,
-    /// The client, asked to do it, did not.
+    /// The client was asked to do the DMA, and failed.
     #[error("request to the client failed: {0}")]
     Upstream(UpstreamError),
-    /// The address lies in a peer's window, and the request did not get there.
+    /// The address lies in a peer's window, and the request did not reach the peer.
     #[error("request to a peer failed: {0}")]
     Peer(PeerError),
-    /// The links on the way took too long: many transfers share them, or a peer keeps its own busy.
+    /// The links on the way took too long: many transfers share them, or a peer keeps its own link
+    /// busy.
     #[error("the links on the way took too long")]
     LinkBusy,
-    /// The mapping does not permit it: a write where only reads may go. The client's answer does not count, since
-    /// it may drop such a write silently.
+    /// The mapping does not permit the request, such as a write to read-only memory. The client's
+    /// answer does not count, since it may drop such a write silently.
     #[error("the mapping does not permit it")]
     Forbidden,
     /// A fault was injected.
     #[error("a fault was injected")]
     Injected,
-    /// The memory behind a mapping or window is smaller than it, or was taken away by the process that lent it.
+    /// The memory behind a mapping or window is smaller than the mapping, or was taken away by its
+    /// lender.
     #[error("no memory behind it")]
     NoMemory,
 }

@@ -1,9 +1,11 @@
-//! Leases: how the owner of memory ends its peers' use of a window, whatever they and the switch are doing.
+//! Leases, by which the owner of memory ends its peers' use of a window, whatever they and the
+//! switch are doing.
 //!
-//! The owner has a word for each BAR in memory that peers can read only. A window is lent together with the value of its word. The owner
-//! changes the word when it closes the window. A requester compares the two before and after each access: it begins none after the
-//! change, and one that was in progress fails. What that one wrote may still be there: a requester that is stopped in the
-//! middle of a copy goes on with it later.
+//! The owner has a word for each BAR in memory that is read-only for peers. A window is lent
+//! together with the value of its word. The owner changes the word when it closes the window. A
+//! requester compares the two before and after each access: it begins no access after the change,
+//! and an access that was in progress fails. Its data may still have been written, even later: a
+//! requester that is stopped in the middle of a copy continues it when it runs again.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +20,7 @@ use crate::lent_file::LentFile;
 use crate::lent_memory::LentMapping;
 use crate::memory_error::MemoryError;
 
-/// Bytes of the words' memory, and of a word.
+/// Size of the words' memory in bytes.
 pub(crate) const BYTES: u64 = 4096;
 pub(crate) const WORD: u64 = 4;
 
@@ -31,7 +33,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Whether it is the same one: another descriptor of the same word, and the same value.
+    /// Returns `true` if both are the same lease: the same value of the same word, by any
+    /// descriptor.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let is_one = |one: &File, other: &File| {
             let id = |file: &File| fstat(file).map(|status| (status.st_dev, status.st_ino));
@@ -41,14 +44,14 @@ impl Lease {
             && is_one(&self.words.file, &other.words.file)
     }
 
-    /// Whether it has ended, as of all accesses before this.
+    /// Returns `true` if the lease has ended, as of all earlier accesses.
     pub(crate) fn is_over(&self) -> bool {
         fence(Ordering::SeqCst);
         self.words.load(self.offset) != Some(self.generation)
     }
 }
 
-/// The words of a peer.
+/// The lease words of a peer.
 #[derive(Clone, Debug)]
 pub struct PeerLeases(Arc<LeaseFile>);
 
@@ -57,7 +60,7 @@ impl PeerLeases {
         Ok(Self(Arc::new(LeaseFile::map(lent.local()?)?)))
     }
 
-    /// The lease of a window of this BAR.
+    /// Returns the lease of a window of this BAR.
     pub fn lease(&self, bar: u8, generation: u32) -> Lease {
         Lease {
             words: Arc::clone(&self.0),
@@ -91,7 +94,8 @@ impl LeaseFile {
         })
     }
 
-    /// The word at `offset`, a multiple of 4. `None` if there is none, or the peer has taken it away.
+    /// Returns the word at `offset`, a multiple of 4, or `None` if the file has no such word or the
+    /// peer has taken the file away.
     fn load(&self, offset: u64) -> Option<u32> {
         let offset = usize::try_from(offset).ok()?;
         let word = self.region.get_slice(offset, size_of::<u32>()).ok()?;

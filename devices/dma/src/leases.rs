@@ -1,4 +1,4 @@
-//! The leases that a function gives to its peers ([`crate::lease`] has what they are).
+//! The leases that a function grants its peers (see [`crate::lease`]).
 
 use std::fs::File;
 use std::sync::atomic::{Ordering, fence};
@@ -9,14 +9,14 @@ use crate::lease::{BYTES, WORD};
 use crate::memory::MemoryFile;
 use crate::memory_error::MemoryError;
 
-/// The leases that a function gives to its peers.
+/// The leases that a function grants its peers.
 #[derive(Debug)]
 pub struct Leases {
     words: MemoryFile,
 }
 
 impl Leases {
-    /// Leases of all BARs, none of which has ended.
+    /// Makes the leases of all BARs. None of them has ended.
     ///
     /// # Errors
     /// [`MemoryError::Os`] if there is no memory for them.
@@ -25,17 +25,17 @@ impl Leases {
         Ok(Self { words })
     }
 
-    /// The words, for peers.
+    /// Returns the words' file, for peers.
     pub fn file(&self) -> &File {
         self.words.file()
     }
 
-    /// The value that the word of a BAR has until the lease of its window ends.
+    /// Returns the value of a BAR's word while the present lease of its window lasts.
     pub fn generation(&self, bar: u8) -> u32 {
         self.words.load(u64::from(bar) * WORD).unwrap_or_default()
     }
 
-    /// Ends the lease of the BAR's window. No access begins by it any more.
+    /// Ends the lease of the BAR's window. No access begins under it afterwards.
     pub fn end(&self, bar: u8) {
         let next = self.generation(bar).wrapping_add(1);
         if let Err(error) = self.words.store(u64::from(bar) * WORD, next) {

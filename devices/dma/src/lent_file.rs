@@ -7,7 +7,8 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, fcntl_get_seals, makedev,
 
 use crate::memory_error::MemoryError;
 
-/// A descriptor of a memory file that the client or a peer lends, and the result of one statx(2) of it.
+/// A descriptor of a memory file that the client or a peer lends, and the result of one statx(2)
+/// call.
 #[derive(Debug)]
 pub(crate) struct LentFile {
     fd: OwnedFd,
@@ -15,7 +16,8 @@ pub(crate) struct LentFile {
 }
 
 impl LentFile {
-    /// Asks no other process or host about the file, which might not answer.
+    /// Takes a descriptor. Asks no other process or host about the file, since that might not
+    /// answer.
     pub(crate) fn new(fd: OwnedFd) -> Self {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::TYPE;
@@ -23,37 +25,38 @@ impl LentFile {
         Self { fd, status }
     }
 
-    /// The number of its device; 0 if it is unknown.
+    /// Returns the number of the file's device, or 0 if it is unknown.
     pub(crate) fn device(&self) -> u64 {
         self.status.map_or(0, |status| {
             makedev(status.stx_dev_major, status.stx_dev_minor)
         })
     }
 
-    /// Its inode number; 0 if it is unknown.
+    /// Returns the file's inode number, or 0 if it is unknown.
     pub(crate) fn inode(&self) -> u64 {
         self.status.map_or(0, |status| status.stx_ino)
     }
 
-    /// The numbers of its device and inode.
+    /// Returns the numbers of the file's device and inode.
     pub(crate) fn id(&self) -> (u64, u64) {
         (self.device(), self.inode())
     }
 
-    /// Whether its size is a limit: devices that can be mapped have none.
+    /// Returns `true` if the file's size is a limit. Devices that can be mapped have no size.
     pub(crate) fn is_regular(&self) -> bool {
         self.status
             .is_ok_and(|status| FileType::from_raw_mode(status.stx_mode.into()).is_file())
     }
 
-    /// Whether page faults in it wait for nothing but this host's memory and disks. Only files in memory have seals
-    /// (fcntl(2), F_GET_SEALS). File systems without a block device, such as FUSE and NFS, have the major number 0.
+    /// Returns `true` if page faults in the file wait only for this host's memory and disks. Only
+    /// files in memory have seals (fcntl(2), F_GET_SEALS). File systems without a block device,
+    /// such as FUSE and NFS, have the major number 0.
     fn is_local(&self) -> bool {
         let on_disk = self.status.is_ok_and(|status| status.stx_dev_major != 0);
         on_disk || fcntl_get_seals(&self.fd).is_ok()
     }
 
-    /// The file, if page faults in it wait for nothing but this host's memory.
+    /// Returns the file if page faults in it wait only for this host's memory.
     pub(crate) fn in_memory(self) -> Result<File, MemoryError> {
         match fcntl_get_seals(&self.fd) {
             Ok(_) => Ok(File::from(self.fd)),
@@ -61,7 +64,7 @@ impl LentFile {
         }
     }
 
-    /// The file, if it may be mapped.
+    /// Returns the file if it may be mapped.
     pub(crate) fn local(self) -> Result<File, MemoryError> {
         if self.is_local() {
             Ok(File::from(self.fd))

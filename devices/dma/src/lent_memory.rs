@@ -1,24 +1,28 @@
-//! Mappings of files that other processes lend, sealed or not, and the survival of their loss.
+//! Mappings of files, sealed or not, that other processes lend. This process survives their loss.
 //!
-//! The owner of a file may cut it short, or punch a hole into one of huge pages while their pool is empty. An access to a page
-//! that is gone raises SIGBUS in the thread that makes it (mmap(2)). The handler here looks the address up in the table of
-//! lent mappings. It marks the mapping as lost and puts private zeroed memory at its address, so that the access goes on. Every use
-//! checks the mark after its access ([`LentMapping::is_lost`]) and fails. A SIGBUS anywhere else ends the process, as it does
-//! without a handler.
+//! The owner of a file may shorten it, or punch a hole into a file of huge pages while their pool
+//! is empty. An access to a missing page raises SIGBUS in the thread that makes it (mmap(2)). The
+//! handler here looks the address up in the table of lent mappings. It marks the mapping as lost
+//! and puts private zeroed memory at its address, so that the access continues. Every use checks
+//! the mark after its access ([`LentMapping::is_lost`]) and fails. A SIGBUS anywhere else ends the
+//! process, as it would without a handler.
 //!
-//! The whole mapping is replaced, not one page: each replaced page would add mappings to the process, whose number Linux limits
-//! (`vm.max_map_count`), and huge pages cannot be replaced in part. The kernel refuses the replacement only if it does not
-//! overcommit memory (`vm.overcommit_memory` is 2) and has none left; then the process ends.
+//! The whole mapping is replaced, not one page: each replaced page would add mappings to the
+//! process, and Linux limits their number (`vm.max_map_count`), and huge pages cannot be replaced
+//! in part. The kernel refuses the replacement only if it does not overcommit memory
+//! (`vm.overcommit_memory` is 2) and has none left; then the process ends.
 //!
-//! Access by the kernel raises no signal: it fails with EFAULT before the loss is known, and succeeds in the replacement
-//! afterwards. So such transfers check the mark, too.
+//! An access by the kernel raises no signal: it fails with EFAULT before the loss is known, and
+//! succeeds in the replacement afterwards. Such transfers therefore check the mark, too.
 //!
-//! What the handler relies on:
-//! - A thread keeps the mappings that it accesses, so the slot of a faulting address does not change during the handler. Other
-//!   slots may; the handler passes over a slot whose generation is odd, or differs from what it was before.
+//! The handler relies on these facts:
+//! - A thread keeps the mappings that it accesses, so the slot of a faulting address does not
+//!   change during the handler. Other slots may change; the handler skips a slot whose generation
+//!   is odd or has changed since it was first read.
 //! - A mapping is in the table from before its first access until its last, and no longer than it exists.
-//! - Every thread passes a memory barrier after the mark is set and before the memory is replaced (membarrier(2)). So an access
-//!   that met the replacement finds the mark, although it is checked without a barrier.
+//! - Every thread passes a memory barrier after the mark is set and before the memory is replaced
+//!   (membarrier(2)). An access that met the replacement therefore finds the mark, although it is
+//!   checked without a barrier.
 //! - The handler is async-signal-safe: it reads and writes atomics and makes system calls, without locks or allocation.
 #![expect(unsafe_code)]
 
@@ -39,26 +43,29 @@ use vm_memory::MmapRegion;
 
 use crate::switch_limits::{PORTS, WINDOWS};
 
-/// How many mappings of the client's memory files a process has at most. Each has a descriptor.
+/// Limit of a process's mappings of the client's memory files. Each has a descriptor.
 pub(crate) const MOST_MAPPINGS: usize = 512;
 
-/// Bytes of a page of this process.
+/// Size of this process's pages.
 const PAGE: usize = 4096;
 
-/// How many mappings of each peer's memory files: its windows, the former ones until their last use ends, and the meters of its link.
+/// Limit of the mappings of each peer's memory files: its windows, the former ones until their last
+/// use ends, and the meters of its link.
 pub(crate) const MOST_MAPPINGS_OF_A_PEER: usize = 2 * WINDOWS + 1;
 
-/// How many files other processes may share with a device at once ([`crate::MemoryFile::shared`]).
+/// Limit of the files that other processes share with a device at once
+/// ([`crate::MemoryFile::shared`]).
 pub const MOST_SHARED_FILES: usize = 16;
 
-/// The counts of changes of a switch: the present one, and former ones that threads still have.
+/// The change counts of a switch: the present one, and former ones that threads still hold.
 const CHANGE_COUNTS: usize = 8;
 
-/// Files of this process that others may shorten ([`crate::MemoryFile::of_own_file`]).
+/// Files of this process that other processes may shorten ([`crate::MemoryFile::of_own_file`]).
 const OWN_FILES: usize = 1;
 
-/// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
-/// ones until their last use ends, files that other processes share, counts of changes, and files of its own.
+/// Limit of a process's lent mappings: memory of the client and of the peers, the leases of each
+/// port (also the former ones until their last use ends), files that other processes share, change
+/// counts, and the process's own files.
 const SLOTS: usize = MOST_MAPPINGS
     + PORTS * (2 + MOST_MAPPINGS_OF_A_PEER)
     + MOST_SHARED_FILES
@@ -66,7 +73,7 @@ const SLOTS: usize = MOST_MAPPINGS
     + OWN_FILES;
 
 static TABLE: [MappingSlot; SLOTS] = [const { MappingSlot::free() }; SLOTS];
-/// Locked by a thread that takes or frees a slot.
+/// Locked while a thread takes or frees a slot.
 static CHANGE: Mutex<()> = Mutex::new(());
 
 /// One lent mapping, as the handler sees it.
@@ -90,7 +97,7 @@ impl MappingSlot {
         }
     }
 
-    /// To be called with [`CHANGE`] locked.
+    /// Must be called with [`CHANGE`] locked.
     fn set(&self, start: *mut c_void, len: usize) {
         let generation = self.generation.load(Relaxed);
         self.generation.store(generation.wrapping_add(1), Relaxed);
@@ -101,7 +108,7 @@ impl MappingSlot {
         self.generation.store(generation.wrapping_add(2), Release);
     }
 
-    /// Start and length, unless they are changing.
+    /// Returns start and length, or `None` while they are changing.
     fn extent(&self) -> Option<(*mut c_void, usize)> {
         let generation = self.generation.load(Acquire);
         let extent = (self.start.load(Relaxed), self.len.load(Relaxed));
@@ -110,7 +117,7 @@ impl MappingSlot {
         stable.then_some(extent)
     }
 
-    /// Replaces the mapping if the address lies in it; whether it was replaced.
+    /// Replaces the mapping if the address lies in it. Returns `true` if it did.
     fn lose(&self, address: usize) -> bool {
         let inside = |(start, len): &(*mut c_void, usize)| {
             address
@@ -121,7 +128,8 @@ impl MappingSlot {
             return false;
         };
         self.mark_lost();
-        // SAFETY: the thread that accessed the mapping keeps it mapped, and all access to it is volatile.
+        // SAFETY: the thread that accessed the mapping keeps it mapped, and all access to it is
+        // volatile.
         let replaced = unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             mmap_anonymous(start, len, ProtFlags::READ | ProtFlags::WRITE, flags)
@@ -129,10 +137,11 @@ impl MappingSlot {
         replaced.is_ok()
     }
 
-    /// Every access that comes after this finds the mark, if it meets what is mapped next.
+    /// Marks the mapping as lost. Every later access that meets the replacement finds the mark.
     fn mark_lost(&self) {
         self.lost.store(true, SeqCst);
-        // It is refused on kernels before Linux 4.14 only. There each processor reorders less than the replacement takes.
+        // Only kernels before Linux 4.14 refuse it. There a processor's reordering is shorter than
+        // the replacement takes.
         let _ = membarrier(MembarrierCommand::PrivateExpedited);
     }
 }
@@ -142,15 +151,16 @@ impl MappingSlot {
 pub(crate) struct LentMapping {
     slot: &'static MappingSlot,
     loss_reported: AtomicBool,
-    /// [`LentMapping::detach`] has marked it as lost.
+    /// `true` if [`LentMapping::detach`] has marked it as lost.
     is_given_up: AtomicBool,
-    /// It is a private copy of the file since.
+    /// `true` once it is a private copy of the file.
     is_detached: AtomicBool,
 }
 
 impl LentMapping {
-    /// Maps `len` bytes of the file from `first` on, which is a multiple of any page size; also as a region, which is not to
-    /// be used once this is dropped. The memory is not reserved.
+    /// Maps `len` bytes of the file from `first` on, which must be a multiple of any page size.
+    /// Also returns them as a region, which must not be used once the mapping is dropped. The
+    /// memory is not reserved.
     pub(crate) fn new(
         file: &File,
         first: u64,
@@ -163,7 +173,8 @@ impl LentMapping {
         let slot = TABLE.iter().find(|slot| slot.len.load(Relaxed) == 0);
         let slot = slot.ok_or(Errno::NOMEM)?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: the kernel chooses the address. Other processes write the memory; all access to it is volatile.
+        // SAFETY: the kernel chooses the address. Other processes write the memory; all access to
+        // it is volatile.
         let start = unsafe { mmap(null_mut(), mapped, access, flags, file, first)? };
         slot.set(start, mapped);
         drop(change);
@@ -175,28 +186,31 @@ impl LentMapping {
         };
         let [access, flags] =
             [access.bits(), flags.bits()].map(|bits| c_int::try_from(bits).unwrap_or(0));
-        // SAFETY: it is mapped there, for as long as the caller keeps `mapping`.
+        // SAFETY: the memory is mapped there for as long as the caller keeps `mapping`.
         let region = unsafe { MmapRegion::build_raw(start.cast(), len, access, flags) };
         Ok((mapping, region.map_err(io::Error::other)?))
     }
 
-    /// Whether the file has lost pages that were accessed. If so, what was read since means nothing and what was written
-    /// is gone.
+    /// Returns `true` if the file has lost pages that were accessed. In that case data read since
+    /// is meaningless and data written is gone.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
-        // The compiler leaves the accesses before this where they are. The handler sees to the processor.
+        // The compiler must not move earlier accesses past this. The handler takes care of the
+        // processor.
         compiler_fence(SeqCst);
         self.slot.lost.load(Relaxed)
     }
 
-    /// Maps a private copy of the file over the mapping, which begins at offset `first` of the file, and marks the mapping as lost. It costs
-    /// memory for pages that are written only. Refused for huge pages, of which there may be none for a copy.
+    /// Maps a private copy of the file over the mapping, which begins at offset `first` of the
+    /// file, and marks the mapping as lost. Only pages that are written cost memory. Huge pages are
+    /// refused, since there may be none for a copy.
     pub(crate) fn detach(&self, file: &File, first: u64) -> io::Result<()> {
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
         if whole_pages(file, 1)? > PAGE {
             return Err(Errno::NOTSUP.into());
         }
-        // The handler of SIGBUS has put private memory there, or this has; if this has failed to, it is tried again.
+        // The SIGBUS handler has put private memory there, or an earlier call has. If an earlier
+        // call failed, this one tries again.
         let is_given_up = self.is_given_up.load(Relaxed);
         if self.is_detached.load(Relaxed) || self.is_lost() && !is_given_up {
             return Ok(());
@@ -204,7 +218,7 @@ impl LentMapping {
         self.is_given_up.store(true, Relaxed);
         self.slot.mark_lost();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the mapping exists until this is dropped, and all access to it is volatile.
+        // SAFETY: the mapping exists until `self` is dropped, and all access to it is volatile.
         unsafe {
             mmap(
                 start,
@@ -219,14 +233,16 @@ impl LentMapping {
         Ok(())
     }
 
-    /// Keeps bytes of a detached mapping as they are now, whatever becomes of the file: the kernel copies a page that is written.
+    /// Keeps bytes of a detached mapping as they are now, whatever happens to the file: the kernel
+    /// copies a page that is written.
     pub(crate) fn keep(&self, offset: u64, len: usize) -> io::Result<()> {
         let (start, mapped) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
         let offset = usize::try_from(offset).map_err(|_| Errno::OVERFLOW)?;
         let end = offset.checked_add(len).filter(|end| *end <= mapped);
         let end = end.ok_or(Errno::OVERFLOW)?;
         for page in (offset / PAGE * PAGE..end).step_by(PAGE) {
-            // SAFETY: the byte lies in the mapping, which exists until this is dropped. All access to it is volatile.
+            // SAFETY: the byte lies in the mapping, which exists until `self` is dropped. All
+            // access to it is volatile.
             unsafe {
                 let byte = start.cast::<u8>().add(page);
                 byte.write_volatile(byte.read_volatile());
@@ -235,7 +251,7 @@ impl LentMapping {
         Ok(())
     }
 
-    /// Gives back what was written to a lost mapping, and reports the loss once.
+    /// Discards data that was written to a lost mapping, and reports the loss once.
     pub(crate) fn discard(&self) {
         if self.is_given_up.load(Relaxed) {
             return;
@@ -246,7 +262,7 @@ impl LentMapping {
                 "{len:#x} bytes of lent memory were taken away by their owner: requests there fail until they are mapped again"
             );
         }
-        // SAFETY: the mapping exists, and no byte of it means anything.
+        // SAFETY: the mapping exists, and no byte of it is meaningful.
         let discarded = unsafe { madvise(start, len, Advice::LinuxDontNeed) };
         if let Err(error) = discarded {
             log::debug!("lost memory is not given back: {error}");
@@ -268,8 +284,9 @@ impl Drop for LentMapping {
     }
 }
 
-/// `len` rounded up to blocks of the file. Those of hugetlbfs are its huge pages, which are mapped, replaced and unmapped as a
-/// whole only, although the file may end within one (fallocate(2) leaves its size unrounded).
+/// Rounds `len` up to blocks of the file. The blocks of hugetlbfs are its huge pages, which can be
+/// mapped, replaced and unmapped only as a whole, although the file may end within one
+/// (fallocate(2) leaves its size unrounded).
 fn whole_pages(file: &File, len: usize) -> io::Result<usize> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let block = statx(file, "", flags, StatxFlags::empty())?.stx_blksize;
@@ -280,7 +297,7 @@ fn rounded(len: usize, block: u32) -> Option<usize> {
     len.checked_next_multiple_of(usize::try_from(block).ok()?.max(1))
 }
 
-/// Has this process survive the loss of lent memory from now on.
+/// Installs the SIGBUS handler, so that this process survives the loss of lent memory.
 fn handle_sigbus() -> io::Result<()> {
     if let Err(error) = membarrier(MembarrierCommand::RegisterPrivateExpedited) {
         log::debug!("there are no barriers for all threads: {error}");
@@ -297,13 +314,15 @@ fn handle_sigbus() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(_signal: c_int, info: *mut siginfo_t, _context: *mut c_void) {
-    // SAFETY: the kernel passes valid information, whose address is set if the code is that of a fault.
+    // SAFETY: the kernel passes valid information. Its address is set if the code is that of a
+    // fault.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
     let is_fault = code > 0;
     if is_fault && TABLE.iter().any(|slot| slot.lose(address)) {
         return;
     }
-    // SAFETY: both are async-signal-safe. The signal is blocked until the handler returns and then ends the process.
+    // SAFETY: both are async-signal-safe. The signal is blocked until the handler returns, and then
+    // ends the process.
     unsafe {
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
         libc::raise(libc::SIGBUS);

@@ -1,4 +1,4 @@
-//! Memory of a guest that a client lends by vhost-user, by addresses of the guest.
+//! Guest memory that a client lends by vhost-user, by guest addresses.
 
 use std::os::fd::OwnedFd;
 
@@ -12,13 +12,13 @@ use crate::memory::Span;
 use crate::memory_error::MemoryError;
 use crate::memory_pool::MemoryPool;
 
-/// All of a guest's memory that a client lends.
+/// All guest memory that a client lends.
 ///
-/// Access to memory that the client has taken away succeeds, and means nothing. So each use is to end with
-/// [`LentRegion::intact`] of every region.
+/// Access to memory that the client has taken away succeeds with meaningless data, so each use must
+/// end with [`LentRegion::intact`] of every region.
 pub type LentGuestMemory = GuestRegionCollection<LentRegion>;
 
-/// A range of a guest's memory, mapped in this process until it is dropped.
+/// A range of guest memory, mapped in this process until it is dropped.
 #[derive(Debug)]
 pub struct LentRegion {
     span: Span,
@@ -27,10 +27,11 @@ pub struct LentRegion {
 }
 
 impl LentRegion {
-    /// Maps `size` bytes at `offset` of a file, which the guest has at the address `start`.
+    /// Maps `size` bytes at `offset` of a file, whose guest address is `start`.
     ///
     /// # Errors
-    /// Those of [`MemoryError`]; the pool has the limit of this client. The range is empty, or leaves the address space.
+    /// [`MemoryError`]: `pool` has reached this client's limit, or the range is empty or leaves the
+    /// address space.
     pub fn map(
         pool: &mut MemoryPool,
         fd: OwnedFd,
@@ -49,7 +50,7 @@ impl LentRegion {
         Ok(Self { span, start, size })
     }
 
-    /// Fails if the client took the memory away. What was read of it then means nothing.
+    /// Fails if the client took the memory away. Data that was read from it is then meaningless.
     ///
     /// # Errors
     /// [`MemoryError::Lost`].

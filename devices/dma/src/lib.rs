@@ -1,50 +1,60 @@
-//! One DMA request of a PCI function: which route it takes, then the copy, then the record.
+//! One DMA request of a PCI function: its route, the copy, and the record.
 //!
-//! A [`Requester`] holds what a route depends on: bus mastering, the function's own memory windows and the guest memory
-//! map. Each request is split into segments where the route changes, and each segment is done and counted by its own route:
+//! A [`Requester`] holds the state that routes depend on: bus mastering, the function's own memory
+//! windows and the guest memory map. Each request is split into segments where the route changes,
+//! and each segment is executed and counted by its own route:
 //!
 //! 1. bus mastering off, or the function halted: refused;
 //! 2. memory of the function's own CMB or BAR: local, by its page table if it has one;
 //! 3. registers of the function's own BAR: refused;
-//! 4. inside the window of a peer below the same switch: straight to the peer's memory, or by a message to the peer
-//!    whose registers are there ([`Peers`]); the configuration of the port above the function may forbid it
-//!    ([`PeerRouting`]);
-//! 5. with a cached ATS translation: where it leads, guest RAM or a peer;
-//! 6. a mapping that does not allow it: shown to the client with a few bytes, so that the guest's own IOMMU driver sees
-//!    and logs a fault, and failed whatever the client says, which swallows writes to read-only memory;
-//! 7. a mapping of which the client lent the memory: straight into guest RAM;
-//! 8. a mapping without memory, or no mapping at all: asked of the client, for the same reason.
+//! 4. inside the window of a peer below the same switch: straight to the peer's memory, or by a
+//!    message to the peer whose registers are there ([`Peers`]), though the configuration of the
+//!    port above the function may forbid it ([`PeerRouting`]);
+//! 5. with a cached ATS translation: guest RAM or a peer, as translated;
+//! 6. a mapping that does not allow the request: presented to the client with a few bytes, so that
+//!    the guest's own IOMMU driver sees and logs a fault, and failed whatever the client answers,
+//!    since the client swallows writes to read-only memory;
+//! 7. a mapping whose memory the client has lent: straight into guest RAM;
+//! 8. a mapping without memory, or no mapping at all: the client is asked, for the same reason.
 //!
-//! Of a peer's window, registers are written by [`Requester::write_register`]: one access of 4 or 8 bytes, on any of these routes.
+//! [`Requester::write_register`] writes a register in a peer's window by one access of 4 or 8
+//! bytes, on any of these routes.
 //!
-//! A request carries a [`Tag`]: what it is for, and on behalf of which queue and command.
+//! A request carries a [`Tag`]: its purpose, and the queue and command on whose behalf it is made.
 //!
-//! What a transfer may meet is guest-controlled and changes at any moment. A memory file that is lent is mapped once, sealed or
-//! not, and a copy from under which its owner takes pages away fails; all access is volatile. A
-//! change of the map, of bus mastering or of a window waits for the copies in progress and is seen by every later one:
-//! once an unmap has returned, no copy touches the memory any more.
+//! The guest controls the memory that a transfer meets and changes it at any moment. A lent memory
+//! file is mapped once, sealed or not. A copy fails if the owner takes its pages away in the
+//! middle. All access is volatile. A change of the map, of bus mastering or of a window waits for
+//! the copies in progress and is seen by every later one: once an unmap has returned, no copy
+//! touches the memory any more.
 //!
-//! A transfer that the kernel carries out, between a file and this memory, pins its addresses ([`Session::pin`]): a change
-//! that takes one of them away waits for the end of that transfer, with no lock held, and for no other.
+//! A transfer that the kernel executes, between a file and this memory, pins its addresses
+//! ([`Session::pin`]): a change that takes one of them away waits for the end of that transfer
+//! alone, with no lock held.
 //!
-//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: it
-//! succeeds for the requester, and the record shows that it has met no memory.
+//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route
+//! `refused`, without a completer: it succeeds for the requester, and the record shows that it
+//! reached no memory.
 //!
-//! Transfers take no time beyond the copy unless a link says so ([`LinkSpeed`]): then a request is over when its bytes have
-//! had their time on the requester's link, and on that of the peer whose memory they met, shared with all other transfers.
-//! The data is moved at once; it is the requester that waits, with no lock held.
+//! Transfers take no time beyond the copy unless a link says so ([`LinkSpeed`]): then a request
+//! ends when its bytes have had their time on the requester's link and on that of the peer whose
+//! memory they reach. Each link is shared with all other transfers. The data moves at once; the
+//! requester waits, with no lock held.
 //!
-//! With a flight recorder ([`Requester::record_in`]) each change of what a route depends on is recorded under the lock under
-//! which it is made, and each segment of a DMA: those in guest RAM or own memory under the same lock, or while the memory is
-//! pinned, for the end of which an unmap waits before it is recorded. So their order in the record is the order in which
-//! they happened.
+//! With a flight recorder ([`Requester::record_in`]) each change of the routes' state is recorded
+//! under the lock that protects the change. Each segment of a DMA is recorded, too: a segment in
+//! guest RAM or own memory under the same lock, or while the memory is pinned, and an unmap is
+//! recorded only after such pins have ended. The order in the record is therefore the order in
+//! which they happened.
 //!
 //! # Address translation services
-//! If the guest turns ATS on, a request that would go up asks for a translation first and keeps it in a bounded cache; with
-//! it, the request reaches guest RAM, or a peer past a port that redirects untranslated requests. An unmap takes the translations
-//! away before it returns. Where there is no translation the request goes up untranslated, so that the guest's IOMMU
-//! driver logs it. Not modelled: page requests (PRI), process address spaces (PASID), a cache that is shared with other
-//! functions, invalidations that time out; and a translated address is trusted, as on hardware whose root complex does not check it.
+//! If the guest turns ATS on, a request that would go up asks for a translation first and keeps it
+//! in a bounded cache; with it, the request reaches guest RAM, or a peer past a port that redirects
+//! untranslated requests. An unmap removes the translations before it returns. Where there is no
+//! translation the request goes up untranslated, so that the guest's IOMMU driver logs it. Not
+//! modelled: page requests (PRI), process address spaces (PASID), a cache that is shared with other
+//! functions, invalidations that time out. A translated address is trusted, as on hardware whose
+//! root complex does not check it.
 #![deny(unsafe_code)]
 
 mod address;

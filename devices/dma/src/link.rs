@@ -1,12 +1,13 @@
-//! How long transfers take on the link between a function and the port above it.
+//! The time that transfers take on the link between a function and the port above it.
 //!
-//! A link carries data in both directions at once. Each direction has a meter: the time at which what has been reserved
-//! on it will be through. The meters lie in shared memory, so that all transfers on the link share it, in whatever
-//! process: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and
-//! waits for it before the next, so that transfers at once get equal parts.
+//! A link carries data in both directions at once. Each direction has a meter: the time at which
+//! all reserved bytes will be through. The meters lie in shared memory, so that all transfers on
+//! the link share it, in whatever process: the function's own DMA, and that of its peers to and
+//! from its memory. A transfer reserves one slice at a time and waits for it before the next, so
+//! that concurrent transfers get equal shares.
 //!
-//! A peer may scribble on the meters. It delays others by [`LONGEST_QUEUE`] for each slice at most, and a request by what
-//! `requester/transfer.rs` permits it to wait for links.
+//! A peer may scribble on the meters. It delays others by at most [`LONGEST_QUEUE`] for each slice,
+//! and a request by at most the time that `requester/transfer.rs` lets it wait for links.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,30 +23,30 @@ use crate::switch_limits::PORTS;
 
 /// Bytes of a link's meters: one for each direction.
 pub(crate) const METERS: u64 = 16;
-/// The longest file of a peer that has them.
+/// Limit of the size of a peer's file that holds them.
 pub(crate) const LONGEST_METERS: u64 = 4096;
 
-/// The longest that a slice waits for others, in nanoseconds, whatever the meter says.
+/// Limit of the time that a slice waits for others, in nanoseconds, whatever the meter says.
 const LONGEST_QUEUE: u64 = 1_000_000_000;
 
-/// The time that a slice takes, in nanoseconds, unless it would be smaller than [`SMALLEST_SLICE`].
+/// Duration of a slice, in nanoseconds, unless the slice would be smaller than [`SMALLEST_SLICE`].
 const SLICE: u64 = 100_000;
 
-/// The fewest bytes of a slice.
+/// Minimum size of a slice in bytes.
 const SMALLEST_SLICE: u64 = 4096;
 
-/// How long before a slice is through the next is reserved, in nanoseconds: what a thread may wake up late without the
-/// link's falling idle.
+/// Lead of a reservation over the end of the previous slice, in nanoseconds: a thread may wake up
+/// this late without leaving the link idle.
 const AHEAD: u64 = 100_000;
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// The rate of a link; `None`: transfers take no time.
+/// The rate of a link. With `None`, transfers take no time.
 #[derive(Clone, Copy, Debug)]
 struct Rate(Option<Bandwidth>);
 
 impl Rate {
-    /// How long `bytes` take, in nanoseconds.
+    /// Returns the duration of `bytes`, in nanoseconds.
     fn time(self, bytes: u64) -> u64 {
         self.0.map_or(0, |bandwidth| {
             let time = u128::from(bytes) * u128::from(NANOSECONDS);
@@ -54,7 +55,7 @@ impl Rate {
         })
     }
 
-    /// How many bytes are reserved at once.
+    /// Returns the number of bytes to reserve at once.
     fn slice(self) -> u64 {
         self.0.map_or(u64::MAX, |bandwidth| {
             let slice = u128::from(bandwidth.bytes_per_second().get()) * u128::from(SLICE)
@@ -90,23 +91,23 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link with meters of its own.
+    /// Makes a link with its own meters.
     pub fn new(speed: LinkSpeed) -> Result<Self, MemoryError> {
         let file = Arc::new(MemoryFile::create("link", METERS)?);
         Ok(Self::with_meters(speed, Span { file, offset: 0 }))
     }
 
-    /// A link whose meters another process has made.
+    /// Makes a link whose meters another process has made.
     pub(crate) fn with_meters(speed: LinkSpeed, meters: Span) -> Self {
         Self { speed, meters }
     }
 
-    /// What the link can do.
+    /// Returns the link's latency and bandwidth.
     pub fn speed(&self) -> LinkSpeed {
         self.speed
     }
 
-    /// The meters, to be lent to peers.
+    /// Returns the meters' file, to be lent to peers.
     pub fn meters(&self) -> BorrowedFd<'_> {
         self.meters.file.file().as_fd()
     }
@@ -115,7 +116,7 @@ impl Link {
         Rate(self.speed.bandwidth)
     }
 
-    /// Reserves time for `bytes`; when they are through.
+    /// Reserves time for `bytes`. Returns the time at which they will be through.
     fn reserve(&self, toward: LinkDirection, bytes: u64, now: u64) -> u64 {
         let time = self.rate().time(bytes);
         if time == 0 {
@@ -131,7 +132,7 @@ impl Link {
     }
 }
 
-/// A link that a transfer takes, and in which direction its data goes there.
+/// A link that a transfer takes, and the direction of its data on that link.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkUse {
     pub(crate) link: Arc<Link>,
@@ -144,10 +145,10 @@ impl LinkUse {
     }
 }
 
-/// The links that a transfer takes: the requester's, and that of the peer at the other end.
+/// The links of a transfer: the requester's, and that of the peer at the other end.
 pub(crate) type LinkPath = [Option<LinkUse>; 2];
 
-/// The links that take time: the function's own, and its peers'.
+/// The links that take time: the function's own and its peers'.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     own: Option<Arc<Link>>,
@@ -163,8 +164,8 @@ impl Links {
         self.own = Some(Arc::new(link));
     }
 
-    /// Remembers the link of a peer. If there are more than a switch has ports, one of a peer that is not there goes: an endpoint has
-    /// another number whenever it attaches.
+    /// Sets the link of a peer. If there are more links than a switch has ports, the link of a peer
+    /// that is no longer there is dropped: an endpoint gets another number whenever it attaches.
     pub(crate) fn set_peer(&mut self, peer: PeerId, link: Link, is_there: impl Fn(PeerId) -> bool) {
         self.peers.insert(peer, Arc::new(link));
         if self.peers.len() > PORTS {
@@ -179,7 +180,8 @@ impl Links {
         self.peers.clear();
     }
 
-    /// Those that data takes to or from a peer, or whatever is above the switch; `None` if none of them takes time.
+    /// Returns the links that data takes to or from a peer, or to or from anything above the
+    /// switch. Returns `None` if transfers take no time on any of them.
     pub(crate) fn path(&self, peer: Option<PeerId>, direction: Direction) -> Option<LinkPath> {
         let peer = peer.and_then(|peer| self.peers.get(&peer));
         if self.own.is_none() && peer.is_none() {
@@ -204,14 +206,14 @@ impl Links {
 #[derive(Debug)]
 pub(crate) struct Transit {
     path: LinkPath,
-    /// Bytes that nothing is reserved for yet.
+    /// Bytes without a reservation.
     left: u64,
-    /// When all that is reserved will be through.
+    /// The time at which all reserved bytes will be through.
     through: u64,
 }
 
 impl Transit {
-    /// A transfer of `bytes`, which starts at `now`.
+    /// Starts a transfer of `bytes` at the time `now`.
     pub(crate) fn new(path: LinkPath, bytes: u64, now: u64) -> Self {
         Self {
             path,
@@ -220,7 +222,7 @@ impl Transit {
         }
     }
 
-    /// How many nanoseconds what is left takes if nothing else is on the links.
+    /// Returns the nanoseconds that the rest would take on otherwise idle links.
     pub(crate) fn time_alone(&self) -> u64 {
         let links = self.path.iter().flatten().map(|link_use| &link_use.link);
         let slowest = links.map(|link| link.rate().time(self.left)).max();
@@ -233,7 +235,7 @@ impl Transit {
         latencies.fold(0, u64::saturating_add)
     }
 
-    /// Adds bytes if these are the links that the transfer takes anyway; whether they are.
+    /// Adds bytes if the transfer already takes these links. Returns `true` if it does.
     pub(crate) fn join(&mut self, path: &LinkPath, bytes: u64) -> bool {
         let same = |pair: (&Option<LinkUse>, &Option<LinkUse>)| match pair {
             (Some(one), Some(other)) => one.is(other),
@@ -246,7 +248,8 @@ impl Transit {
         joins
     }
 
-    /// How many nanoseconds to wait before the next call; `None` once the transfer has arrived.
+    /// Returns the nanoseconds to wait before the next call, or `None` once the transfer has
+    /// arrived.
     pub(crate) fn next(&mut self, now: u64) -> Option<u64> {
         while self.left > 0 {
             let early = self.through.saturating_sub(now.saturating_add(AHEAD));
@@ -291,7 +294,7 @@ mod tests {
             latency: Latency::of_nanoseconds(1),
             bandwidth: Bandwidth::of_bytes_per_second(MIB),
         };
-        // Of peers that attach again and again, beside one that was there before them.
+        // Peers that attach again and again, and one that was there before them.
         for number in 1..1000 {
             let is_there = |peer| [PeerId(1), PeerId(number)].contains(&peer);
             links.set_peer(PeerId(number), Link::new(speed).unwrap(), is_there);
@@ -308,7 +311,8 @@ mod tests {
         Some(LinkUse { link, toward })
     }
 
-    /// When each of several transfers, which start at once, arrives; every thread wakes up this late.
+    /// Returns the arrival times of several transfers that start at once, if every thread wakes up
+    /// this late.
     fn arrivals(transfers: Vec<(LinkPath, u64)>, late: u64) -> Vec<u64> {
         let mut transits: Vec<(Transit, u64, Option<u64>)> = transfers
             .into_iter()

@@ -1,4 +1,4 @@
-//! What a link can do, and how it is written: `2us`, `4GiB/s`.
+//! The latency and bandwidth of a link, and their notation: `2us`, `4GiB/s`.
 
 use std::fmt::{self, Display};
 use std::num::NonZeroU64;
@@ -10,64 +10,65 @@ const LATENCY_UNITS: [(&str, u64); 3] = [("ms", 1_000_000), ("us", 1000), ("ns",
 const BANDWIDTH_UNITS: [(&str, u64); 3] =
     [("GiB/s", 1 << 30), ("MiB/s", 1 << 20), ("KiB/s", 1 << 10)];
 
-/// What a link can do.
+/// The latency and bandwidth of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpeed {
     /// Time from one end to the other.
     pub latency: Latency,
-    /// How much it carries in each direction; `None`: as much as can be.
+    /// Bandwidth in each direction; `None` if unlimited.
     pub bandwidth: Option<Bandwidth>,
 }
 
 impl LinkSpeed {
-    /// Whether transfers take any time.
+    /// Returns `true` if transfers take any time.
     pub fn takes_time(self) -> bool {
         self != Self::default()
     }
 }
 
-/// The time from one end of a link to the other; 100 ms at most.
+/// The time from one end of a link to the other, at most 100 ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Latency(u64);
 
 impl Latency {
     const MAX: u64 = 100_000_000;
 
-    /// A latency in nanoseconds, at most the longest possible.
+    /// Makes a latency of this many nanoseconds, limited to the longest possible.
     pub fn of_nanoseconds(nanoseconds: u64) -> Self {
         Self(nanoseconds.min(Self::MAX))
     }
 
-    /// In nanoseconds.
+    /// Returns the latency in nanoseconds.
     pub fn nanoseconds(self) -> u64 {
         self.0
     }
 }
 
-/// How much a link carries in each direction; 1 MiB/s at least, since what is slower makes drivers give up.
+/// A link's bandwidth in each direction, at least 1 MiB/s: drivers give up on slower links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bandwidth(NonZeroU64);
 
 impl Bandwidth {
     const MIN: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 20) - 1);
 
-    /// A bandwidth in bytes per second, at least the smallest possible. `None` for 0, which stands for no limit.
+    /// Makes a bandwidth in bytes per second, at least the smallest possible. Returns `None` for 0,
+    /// which means no limit.
     pub fn of_bytes_per_second(bytes: u64) -> Option<Self> {
         NonZeroU64::new(bytes).map(|bytes| Self(bytes.max(Self::MIN)))
     }
 
-    /// In bytes per second.
+    /// Returns the bandwidth in bytes per second.
     pub fn bytes_per_second(self) -> NonZeroU64 {
         self.0
     }
 }
 
-/// A word that is no latency. The message continues after the word.
+/// An invalid latency. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("is no latency: write one up to 100ms, such as 2us or 500ns")]
 pub struct UnknownLatency;
 
-/// A word that is no bandwidth. The message continues after the word.
+/// An invalid bandwidth. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("is no bandwidth: write one from 1MiB/s on, such as 4GiB/s")]
 pub struct UnknownBandwidth;
@@ -116,7 +117,8 @@ fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     units.iter().find_map(read)
 }
 
-/// In the largest unit of which it is a multiple, which the last one always is for what was read.
+/// Writes a value in the largest unit that divides it. The last unit divides every value that was
+/// parsed.
 fn write_in_units(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
     let fits = |(_, factor): &&(&str, u64)| value % *factor == 0;
     match units.iter().find(fits).or(units.last()) {

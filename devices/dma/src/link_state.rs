@@ -1,32 +1,32 @@
-//! Whether a function's link is up. Faults take it down.
+//! The state of a function's link, up or down. Faults take it down.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A moment that never comes.
+/// A time that never comes.
 const NEVER: u64 = u64::MAX;
 
 /// The state of a link, by a clock in nanoseconds.
 #[derive(Debug, Default)]
 pub(crate) struct LinkState {
-    /// 0 while the link is up, else when it comes up.
+    /// 0 while the link is up, otherwise the time at which it comes up.
     up_at: AtomicU64,
-    /// How often it has gone down.
+    /// The number of times that it has gone down.
     downs: AtomicU64,
 }
 
 impl LinkState {
-    /// The link goes down until a moment, or without one until [`LinkState::set_up`].
+    /// Takes the link down until a time, or without one until [`LinkState::set_up`].
     pub(crate) fn set_down(&self, until: Option<u64>) {
         self.up_at.store(until.unwrap_or(NEVER), Ordering::Relaxed);
         self.downs.fetch_add(1, Ordering::Release);
     }
 
-    /// The link comes up.
+    /// Brings the link up.
     pub(crate) fn set_up(&self) {
         self.up_at.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the link is up; `now` reads the clock.
+    /// Returns `true` if the link is up; `now` reads the clock.
     #[inline]
     pub(crate) fn is_up(&self, now: impl FnOnce() -> u64) -> bool {
         match self.up_at.load(Ordering::Relaxed) {
@@ -35,7 +35,7 @@ impl LinkState {
         }
     }
 
-    /// How often the link has gone down.
+    /// Returns the number of times that the link has gone down.
     pub(crate) fn downs(&self) -> u64 {
         self.downs.load(Ordering::Acquire)
     }

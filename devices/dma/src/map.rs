@@ -1,4 +1,4 @@
-//! The guest memory map: which IOVA is what.
+//! The guest memory map, from IOVAs to memory and devices.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use thiserror::Error;
 use crate::map_access::MapAccess;
 use crate::memory::Span;
 
-/// vfio-user, VERSION: how many mappings a client may have at once (`max_dma_maps`).
+/// Limit of a client's mappings (vfio-user, VERSION, `max_dma_maps`).
 const MAX_MAPPINGS: usize = 65535;
 
-/// Why a mapping was not made.
+/// The reason why a mapping was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// No bytes, or past the end of the address space.
+    /// It is empty, or ends past the end of the address space.
     #[error("span {iova:#x}+{size:#x} is empty or wraps around")]
     BadSpan {
         /// First IOVA.
@@ -35,7 +35,7 @@ pub enum MapError {
     /// The client has too much of its memory mapped here.
     #[error("the client lends too much memory")]
     TooMuch,
-    /// It goes past the end of the file that the client lends for it.
+    /// It extends beyond the end of the file that the client lends for it.
     #[error("span {iova:#x}+{size:#x} goes past the end of its file")]
     PastFile {
         /// First IOVA.
@@ -43,19 +43,20 @@ pub enum MapError {
         /// Length.
         size: u64,
     },
-    /// A rule for faults has the mapping fail.
+    /// A fault rule makes the mapping fail.
     #[error("a fault is injected")]
     Injected,
 }
 
-/// What lies behind a span of IOVAs.
+/// The target of a span of IOVAs.
 #[derive(Clone, Debug)]
 pub(crate) enum Backing {
     /// Guest RAM that is mapped here.
     Ram(Span),
-    /// Guest RAM that the client lent in a way that cannot be used safely; reached through the client.
+    /// Guest RAM that the client lent in a way that cannot be used safely. It is accessed through
+    /// the client.
     RemoteRam,
-    /// A BAR of this or another device, or a ROM; reached through the client.
+    /// A BAR of this or another device, or a ROM. It is accessed through the client.
     Device,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// The part of it that starts `skip` bytes later and ends at `last`.
+    /// Returns the part that starts `skip` bytes later and ends at `last`.
     fn part(&self, skip: u64, last: u64) -> Self {
         let backing = match &self.backing {
             Backing::Ram(span) => Backing::Ram(Span {
@@ -85,20 +86,21 @@ impl Mapping {
     }
 }
 
-/// What a lookup found.
+/// The result of a lookup.
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
-    /// The mapping, how far into it the address is, and how many bytes of it are left (0 stands for 2^64).
+    /// A mapping, the offset of the address in it, and the number of its bytes from there (0 stands
+    /// for 2^64).
     Mapped {
         mapping: &'a Mapping,
         skip: u64,
         left: u64,
     },
-    /// No mapping; the next one starts after this many bytes, if there is one.
+    /// No mapping. The next one starts after this many bytes, if there is one.
     Gap { left: Option<u64> },
 }
 
-/// A table of disjoint mappings; every operation is O(log n) for each mapping that it overlaps.
+/// A table of disjoint mappings. Every operation takes O(log n) for each mapping that it overlaps.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMap {
     mappings: BTreeMap<u64, Mapping>,
@@ -137,7 +139,7 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Fails if [`Self::unmap`] of the span would split a mapping while there are as many as there may be.
+    /// Fails if [`Self::unmap`] of the span would split a mapping while the table is full.
     pub(crate) fn check_unmap(&self, iova: u64, last: u64) -> Result<(), MapError> {
         let splits = |(start, mapping): (u64, &Mapping)| start < iova && mapping.last > last;
         if self.mappings.len() >= MAX_MAPPINGS && self.before_or_at(last).is_some_and(splits) {
@@ -146,8 +148,8 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Takes the span from `iova` to `last` (inclusive) out of every mapping that it overlaps. What is left of a mapping
-    /// on either side stays.
+    /// Removes the span from `iova` to `last` (inclusive) from every mapping that it overlaps. The
+    /// rest of a mapping on either side stays.
     pub(crate) fn unmap(&mut self, iova: u64, last: u64) {
         while let Some((start, mapping)) = self
             .before_or_at(last)
@@ -165,7 +167,7 @@ impl MemoryMap {
         }
     }
 
-    /// What lies at `address`.
+    /// Looks `address` up.
     pub(crate) fn find(&self, address: u64) -> Found<'_> {
         match self.before_or_at(address) {
             Some((start, mapping)) if mapping.last >= address => Found::Mapped {
@@ -265,7 +267,7 @@ mod tests {
         let next = MAX_MAPPINGS as u64 * 0x2000;
         assert_eq!(table.check_unmap(next, next), Err(MapError::Full));
         assert_eq!(map(&mut table, 0x2000, 0x1000), Err(MapError::Full));
-        // What only takes away is possible.
+        // A pure removal is possible.
         table.check_unmap(0, 0xfff).unwrap();
         table.check_unmap(next, u64::MAX).unwrap();
         table.check_unmap(0, u64::MAX).unwrap();

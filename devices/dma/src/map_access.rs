@@ -1,18 +1,18 @@
-//! Which transfers a mapping allows.
+//! The transfers that a mapping allows.
 
 use peerbar_dma_log::Direction;
 
-/// Which transfers a mapping allows (vfio-user, DMA_MAP, flags).
+/// The transfers that a mapping allows (vfio-user, DMA_MAP, flags).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapAccess {
-    /// Whether the function may read.
+    /// `true` if the function may read.
     pub readable: bool,
-    /// Whether the function may write.
+    /// `true` if the function may write.
     pub writable: bool,
 }
 
 impl MapAccess {
-    /// Reads, and no writes.
+    /// Reads only.
     pub const READ_ONLY: Self = Self {
         readable: true,
         writable: false,

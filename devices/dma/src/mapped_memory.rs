@@ -1,4 +1,4 @@
-//! Mapped memory: what an access to it checks.
+//! Mapped memory, and the checks of each access.
 
 mod access;
 
@@ -8,7 +8,8 @@ use crate::lease::Lease;
 use crate::lent_memory::LentMapping;
 use crate::memory_error::MemoryError;
 
-/// Memory that is mapped in this process as a whole. Each access fails if another process lent the memory and took it away.
+/// Memory that is mapped in this process as a whole. Each access fails if another process lent the
+/// memory and has taken it away.
 #[derive(Debug)]
 pub struct MappedMemory {
     region: MmapRegion,
@@ -18,7 +19,7 @@ pub struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// What `region` maps, which has `size` bytes.
+    /// Wraps a mapped region of `size` bytes.
     pub(crate) fn new(region: MmapRegion, size: u64) -> Self {
         Self {
             region,
@@ -28,7 +29,7 @@ impl MappedMemory {
         }
     }
 
-    /// What another process lends, mapped as a region of `size` bytes.
+    /// Wraps memory that another process lends, mapped as a region of `size` bytes.
     pub(crate) fn of_lent((lent, region): (LentMapping, MmapRegion), size: u64) -> Self {
         Self {
             lent: Some(lent),
@@ -36,32 +37,33 @@ impl MappedMemory {
         }
     }
 
-    /// Its addresses in this process.
+    /// Returns the memory's addresses in this process.
     pub(crate) fn region(&self) -> &MmapRegion {
         &self.region
     }
 
-    /// The mapping, if another process lends the memory.
+    /// Returns the mapping, if another process lends the memory.
     pub(crate) fn lent(&self) -> Option<&LentMapping> {
         self.lent.as_ref()
     }
 
-    /// From now on it may be used for as long as this lease lasts.
+    /// Limits the use of the memory to the life of this lease.
     pub(crate) fn set_lease(&mut self, lease: Lease) {
         self.lease = Some(lease);
     }
 
-    /// The lease under which it is used, if there is one.
+    /// Returns the lease under which the memory is used, if any.
     pub(crate) fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
 
-    /// Whether an access has met pages that were taken away: all accesses fail since.
+    /// Returns `true` if an access has met pages that were taken away. All later accesses fail.
     pub fn is_lost(&self) -> bool {
         self.lent.as_ref().is_some_and(LentMapping::is_lost)
     }
 
-    /// Fails if the memory was lent and taken away, or its lease is over. To be called after an access, which failed then.
+    /// Fails if the memory was lent and taken away, or its lease has ended. Must be called after an
+    /// access, which has failed in that case.
     #[inline]
     pub(crate) fn intact(&self) -> Result<(), MemoryError> {
         match &self.lent {
@@ -73,7 +75,7 @@ impl MappedMemory {
         }
     }
 
-    /// Fails if it may not be used any more.
+    /// Fails if the lease has ended.
     #[inline]
     fn leased(&self) -> Result<(), MemoryError> {
         match &self.lease {
@@ -82,12 +84,12 @@ impl MappedMemory {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether `len` bytes at `offset` lie in the memory.
+    /// Checks that `len` bytes at `offset` lie in the memory.
     pub fn check(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         let end = offset.checked_add(len).filter(|end| *end <= self.size);
         end.map(|_| ()).ok_or(MemoryError::OutOfRange {
@@ -97,8 +99,9 @@ impl MappedMemory {
         })
     }
 
-    /// Where in this process the `len` bytes at `offset` are, for as long as the file is kept. They may change at any moment,
-    /// so they are for the kernel, not to be looked at.
+    /// Returns the address in this process of the `len` bytes at `offset`, valid for as long as the
+    /// file is kept. The bytes may change at any moment, so the address is for the kernel, not for
+    /// reads in this process.
     pub fn pointer(&self, offset: u64, len: usize) -> Result<*mut u8, MemoryError> {
         Ok(self.slice(offset, len)?.ptr_guard_mut().as_ptr())
     }

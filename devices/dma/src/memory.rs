@@ -17,18 +17,18 @@ use crate::mapped_memory::MappedMemory;
 use crate::memory_error::MemoryError;
 use crate::own_memory;
 
-/// Against any change of a file's size.
+/// The seals against any change of a file's size.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// A memory file of this process as a whole, or a part of one that another process lends.
+/// A memory file of this process as a whole, or a part of a file that another process lends.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
-    /// The name of one that can be renewed.
+    /// The name of a file that can be renewed.
     name: Option<Box<str>>,
-    /// Where in the file the mapping starts.
+    /// The offset in the file at which the mapping starts.
     first: u64,
     mapped: MappedMemory,
 }
@@ -42,7 +42,8 @@ impl Deref for MemoryFile {
 }
 
 impl MemoryFile {
-    /// A new memory file of `size` zeroed bytes, sparse until touched and sealed against any change of size.
+    /// Creates a memory file of `size` zeroed bytes, sparse until touched and sealed against any
+    /// change of size.
     pub fn create(name: &str, size: u64) -> Result<Self, MemoryError> {
         let memory = Self::create_sealed(name, size, SealFlags::empty())?;
         Ok(Self {
@@ -51,7 +52,8 @@ impl MemoryFile {
         })
     }
 
-    /// As [`MemoryFile::create`], with further seals, which are set once it is mapped. It cannot be renewed.
+    /// Like [`MemoryFile::create`], with further seals, which are set once the file is mapped. The
+    /// file cannot be renewed.
     pub(crate) fn create_sealed(
         name: &str,
         size: u64,
@@ -75,12 +77,14 @@ impl MemoryFile {
         })
     }
 
-    /// Replaces a memory file of this process ([`MemoryFile::create`]) by a fresh one of zeros. All that use it here go on with that;
-    /// other processes that have mapped or opened the former one keep that, and see nothing of the fresh one.
+    /// Replaces a memory file of this process ([`MemoryFile::create`]) by a fresh one of zeros. All
+    /// users in this process continue with the fresh file. Other processes that have mapped or
+    /// opened the former file keep it, and see nothing of the fresh one.
     ///
     /// # Errors
-    /// [`MemoryError::Os`]: it is lent, or there is no descriptor or memory left. The former one stays (Linux before 6.12 may leave nothing there if
-    /// the kernel has no memory for itself).
+    /// [`MemoryError::Os`]: the file is lent, or there is no descriptor or memory left. The former
+    /// file stays (Linux before 6.12 may leave nothing there if the kernel has no memory for
+    /// itself).
     pub fn renew(&self) -> Result<(), MemoryError> {
         let renew = || {
             let name = self.name.as_ref();
@@ -93,14 +97,15 @@ impl MemoryFile {
         renew().map_err(|failure| os_error(self.size(), failure))
     }
 
-    /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size is not sealed. If a process
-    /// shortens it, accesses fail. A process has one such file.
+    /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size
+    /// is not sealed. If a process shortens it, accesses fail. A process has only one such file.
     pub fn of_own_file(file: File, size: u64) -> Result<Self, MemoryError> {
         Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps a file of `size` bytes in memory that another process shares, for reading and writing. A process has at most
-    /// [`MOST_SHARED_FILES`](crate::MOST_SHARED_FILES) of them. If the other one shortens it, accesses fail.
+    /// Maps a file of `size` bytes in memory that another process shares, for reading and writing.
+    /// A process has at most [`MOST_SHARED_FILES`](crate::MOST_SHARED_FILES) of them. If the other
+    /// process shortens it, accesses fail.
     ///
     /// # Errors
     /// [`MemoryError::NotInMemory`]; [`MemoryError::OutOfRange`] if the file has another size; [`MemoryError::Os`].
@@ -115,7 +120,7 @@ impl MemoryFile {
         Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps `size` bytes of a file of another process, from `first` on ([`LentMapping::new`]).
+    /// Maps `size` bytes of another process's file, from `first` on ([`LentMapping::new`]).
     pub(crate) fn of_other(
         file: File,
         first: u64,
@@ -137,7 +142,7 @@ impl MemoryFile {
         })
     }
 
-    /// Whether both are under the same lease, or are one mapping.
+    /// Returns `true` if both are under the same lease, or are one mapping.
     pub(crate) fn is_leased_as(&self, other: &Self) -> bool {
         match (self.lease(), other.lease()) {
             (Some(one), Some(other)) => one.is_same(other),
@@ -146,19 +151,20 @@ impl MemoryFile {
         }
     }
 
-    /// The same, for as long as this lease lasts.
+    /// Returns the memory under this lease.
     pub(crate) fn under(mut self, lease: Lease) -> Self {
         self.mapped.set_lease(lease);
         self
     }
 
-    /// The file itself, to be handed to the client.
+    /// Returns the file itself, to be handed to the client.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Makes lent memory private to this process: what is written since, also by transfers of the kernel that have begun before, changes
-    /// nothing of the file, and every access fails as if it was lost. These bytes, an offset and a length, stay as they are now.
+    /// Makes lent memory private to this process. Later writes, also by transfers of the kernel
+    /// that began earlier, do not change the file, and every access fails as if the memory were
+    /// lost. The bytes of `kept`, an offset and a length, stay as they are now.
     pub(crate) fn detach(&self, kept: Option<(u64, usize)>) -> io::Result<()> {
         let lent = self.mapped.lent();
         let lent = lent.ok_or(io::ErrorKind::Unsupported)?;
@@ -166,8 +172,8 @@ impl MemoryFile {
         kept.map_or(Ok(()), |(offset, len)| lent.keep(offset, len))
     }
 
-    /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host: they read as zeros in every
-    /// mapping of the file, and take memory again once they are written.
+    /// Zeroes `len` bytes at `offset`. Whole pages are returned to the host: they read as zeros in
+    /// every mapping of the file, and take memory again once they are written.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.zero_by(offset, len, |first, bytes| {
@@ -184,12 +190,12 @@ fn os_error(size: u64, (action, error): own_memory::Failure) -> MemoryError {
     }
 }
 
-/// A span of a memory file, from `offset` on. What refers to it has the length.
+/// A span of a memory file, from `offset` on. Its user has the length.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// The memory.
     pub file: Arc<MemoryFile>,
-    /// Where in it the span starts.
+    /// The offset of the span in the memory.
     pub offset: u64,
 }
 

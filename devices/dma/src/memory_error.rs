@@ -1,20 +1,20 @@
-//! Why a memory file cannot be used.
+//! The reasons why a memory file cannot be used.
 
 use std::io;
 
 use thiserror::Error;
 
-/// Why a memory file cannot be used.
+/// The reason why a memory file cannot be used.
 #[derive(Debug, Error)]
 pub enum MemoryError {
-    /// It could not be created, sealed, asked or mapped.
+    /// A system call on the file failed.
     #[error("memory file of {size:#x} bytes: cannot {action}")]
     Os {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// Length of the file.
         size: u64,
-        /// Why it failed.
+        /// The reason.
         source: io::Error,
     },
     /// A page fault in such a file may wait for another process, as in FUSE, or for a network.
@@ -28,29 +28,29 @@ pub enum MemoryError {
     /// The lender has too much of its memory mapped here.
     #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]
     TooMuch {
-        /// How many mappings it has.
+        /// The number of its mappings.
         mappings: usize,
-        /// Bytes of them all.
+        /// Their size in bytes.
         mapped: u64,
-        /// Bytes of the mapping that was refused.
+        /// Size of the refused mapping in bytes.
         size: u64,
     },
-    /// A page is enough for what it has.
+    /// The file is too long: a page is enough for its content.
     #[error("memory file of {size:#x} bytes is longer than a page")]
     TooLong {
         /// Length of the file, as far as it was mapped.
         size: u64,
     },
-    /// The lender took pages away: it cut the file short, or punched a hole that cannot be filled.
+    /// The lender took pages away: it shortened the file, or punched a hole that cannot be filled.
     #[error("memory file of {size:#x} bytes was taken away by the process that lent it")]
     Lost {
-        /// Length of what was mapped.
+        /// Length of the mapping.
         size: u64,
     },
-    /// A peer has closed the window that the memory was behind.
+    /// A peer has closed the window in front of the memory.
     #[error("memory file of {size:#x} bytes is behind a window that its owner has closed")]
     Closed {
-        /// Length of what was mapped.
+        /// Length of the mapping.
         size: u64,
     },
     /// The span leaves the file.

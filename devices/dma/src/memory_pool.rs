@@ -1,4 +1,5 @@
-//! The memory files that a client or the peers lend, each mapped once however many descriptors of it come.
+//! The memory files that a client or the peers lend. Each is mapped once, however many descriptors
+//! of it arrive.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -12,26 +13,28 @@ use crate::memory::{MemoryFile, Span};
 use crate::memory_error::MemoryError;
 use crate::peers::PeerId;
 
-/// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
-/// whole: an IOMMU has the guest map it page by page, and unmap all but a few of them.
+/// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual
+/// guest RAM is mapped as a whole: behind an IOMMU the guest maps it page by page, and unmaps all
+/// but a few of the pages.
 const PART_BYTES: u64 = 64 << 30;
 
-/// How many bytes those of the client have at most: an eighth of the address space of a process (x86-64, 2^47).
+/// Limit of the size of the client's mappings: an eighth of a process's address space (x86-64,
+/// 2^47).
 const MOST_BYTES: u64 = 16 << 40;
-/// The same for one of the peers, a quarter for all ports of a switch together.
+/// The same for one peer: a quarter of the address space for all ports of a switch together.
 const MOST_BYTES_OF_A_PEER: u64 = 512 << 30;
 
 /// A mapped part of a file.
 #[derive(Debug)]
 struct MappedPart {
-    /// None if it is under a lease, and so of one window only.
+    /// `None` if it is under a lease and therefore belongs to one window only.
     id: Option<(u64, u64)>,
     first: u64,
     memory: Weak<MemoryFile>,
 }
 
 impl MappedPart {
-    /// The span from `offset` to `end` of the file, if it is mapped here and not lost.
+    /// Returns the span from `offset` to `end` of the file, if it is mapped here and not lost.
     fn span(&self, id: (u64, u64), offset: u64, end: u64) -> Option<Span> {
         let file = self.memory.upgrade().filter(|_| self.id == Some(id))?;
         let offset = offset.checked_sub(self.first)?;
@@ -40,14 +43,14 @@ impl MappedPart {
     }
 }
 
-/// The memory files that one lender, the client or a peer, has mapped here.
+/// The memory files of one lender, the client or a peer, that are mapped here.
 ///
-/// A file is known by its device and inode numbers. It is mapped in parts, as far as it is asked for; a part is unmapped when the
-/// last [`Span`] of it goes.
+/// A file is known by its device and inode numbers. It is mapped in parts, as needed. A part is
+/// unmapped when the last [`Span`] of it is dropped.
 #[derive(Debug)]
 pub struct MemoryPool {
     parts: Vec<MappedPart>,
-    /// How many mappings it has at most, and how many bytes.
+    /// Limits of the number and the total size of its mappings.
     most: (usize, u64),
 }
 
@@ -61,7 +64,7 @@ impl Default for MemoryPool {
 }
 
 impl MemoryPool {
-    /// That of a peer.
+    /// Makes the pool of a peer.
     fn of_peer() -> Self {
         Self {
             most: (MOST_MAPPINGS_OF_A_PEER, MOST_BYTES_OF_A_PEER),
@@ -69,7 +72,7 @@ impl MemoryPool {
         }
     }
 
-    /// The span of `size` bytes at `offset` of a lent file.
+    /// Returns the span of `size` bytes at `offset` of a lent file.
     pub(crate) fn span(
         &mut self,
         lent: LentFile,
@@ -79,7 +82,7 @@ impl MemoryPool {
         self.find(lent, None, offset, size)
     }
 
-    /// The span of `size` bytes at `offset` of a peer's file, for as long as this lease lasts.
+    /// Returns the span of `size` bytes at `offset` of a peer's file, under this lease.
     pub(crate) fn leased(
         &mut self,
         lent: LentFile,
@@ -90,7 +93,7 @@ impl MemoryPool {
         self.find(lent, Some(lease), offset, size)
     }
 
-    /// All memory that is mapped.
+    /// Returns all memory that is mapped.
     pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
         let mapped = self.parts.iter();
         mapped.filter_map(|part| part.memory.upgrade()).collect()
@@ -144,7 +147,7 @@ impl MemoryPool {
         })
     }
 
-    /// Forgets parts that are unmapped. Fails if there is no room for one of `size` bytes.
+    /// Forgets parts that are unmapped. Fails if there is no room for a part of `size` bytes.
     fn reserve(&mut self, size: u64) -> Result<(), MemoryError> {
         let mut mapped = 0u64;
         self.parts.retain(|part| {
@@ -165,18 +168,19 @@ impl MemoryPool {
     }
 }
 
-/// The memory that peers lend, with a pool for each: a peer that lends too much leaves the others what they may lend.
+/// The memory that peers lend, with a pool for each: a peer that lends too much does not use up the
+/// others' limits.
 #[derive(Debug, Default)]
 pub(crate) struct PeerPools(BTreeMap<PeerId, MemoryPool>);
 
 impl PeerPools {
-    /// The pool of a peer. Pools of which nothing is mapped any more are forgotten.
+    /// Returns the pool of a peer. Forgets pools without mappings.
     pub(crate) fn of(&mut self, peer: PeerId) -> &mut MemoryPool {
         self.0.retain(|_, pool| !pool.mapped().is_empty());
         self.0.entry(peer).or_insert_with(MemoryPool::of_peer)
     }
 
-    /// All memory that is mapped.
+    /// Returns all memory that is mapped.
     pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
         self.0.values().flat_map(MemoryPool::mapped).collect()
     }
@@ -297,7 +301,7 @@ mod tests {
     #[test]
     fn file_of_another_host_or_process_is_not_mapped() {
         let mut pool = MemoryPool::default();
-        // sysfs has no block device, as FUSE and NFS have none.
+        // Like FUSE and NFS, sysfs has no block device.
         let remote = File::open("/sys/kernel/mm/transparent_hugepage/enabled").unwrap();
         let refused = span(&mut pool, &remote.into(), 0, 16);
         assert!(matches!(refused, Err(MemoryError::NotLocal)));

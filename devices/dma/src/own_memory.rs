@@ -1,4 +1,4 @@
-//! Memory files of this process: how one is made, mapped and replaced.
+//! The memory files of this process: creating, mapping and replacing them.
 #![expect(unsafe_code)]
 
 use std::fs::File;
@@ -11,10 +11,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 use vm_memory::MmapRegion;
 use vm_memory::mmap::MmapRegionError;
 
-/// What could not be done, and why.
+/// The action that failed, and the reason.
 pub(crate) type Failure = (&'static str, Errno);
 
-/// A range of addresses for a memory file, without memory and without access.
+/// Reserves a range of addresses for a memory file, without memory and without access.
 pub(crate) fn reserve(length: usize) -> Result<MmapRegion, Failure> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     MmapRegion::build(None, length, libc::PROT_NONE, flags).map_err(|error| {
@@ -26,7 +26,7 @@ pub(crate) fn reserve(length: usize) -> Result<MmapRegion, Failure> {
     })
 }
 
-/// A new memory file of `size` zeroed bytes, not sealed yet.
+/// Creates a memory file of `size` zeroed bytes, not sealed yet.
 pub(crate) fn create(name: &str, size: u64) -> Result<OwnedFd, Failure> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(name, flags).map_err(|error| ("create it", error))?;
@@ -34,11 +34,12 @@ pub(crate) fn create(name: &str, size: u64) -> Result<OwnedFd, Failure> {
     Ok(file)
 }
 
-/// Maps a file over what `region` has mapped so far. An access at the same time meets one of the two.
+/// Maps a file over the present mapping of `region`. A concurrent access meets one of the two.
 pub(crate) fn map_over(region: &MmapRegion, file: &OwnedFd) -> Result<(), Failure> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the region has that range mapped until it is dropped, and all access to it is volatile.
+    // SAFETY: the region has that range mapped until it is dropped, and all access to it is
+    // volatile.
     let mapped = unsafe {
         mmap(
             region.as_ptr().cast(),
@@ -52,9 +53,10 @@ pub(crate) fn map_over(region: &MmapRegion, file: &OwnedFd) -> Result<(), Failur
     mapped.map(drop).map_err(|error| ("map it", error))
 }
 
-/// Has the descriptor of `file`, whose number stays, refer to another file.
+/// Makes the descriptor of `file` refer to another file. Its number stays.
 pub(crate) fn replace(file: &File, by: &OwnedFd) -> Result<(), Failure> {
-    // SAFETY: the number is that of an open descriptor, which `file` keeps and closes. A borrower meanwhile meets one of the two files.
+    // SAFETY: the number is that of an open descriptor, which `file` keeps and closes. A concurrent
+    // borrower meets one of the two files.
     let mut same = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) });
     dup3(by, &mut same, DupFlags::CLOEXEC).map_err(|error| ("replace it", error))
 }

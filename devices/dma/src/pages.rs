@@ -1,4 +1,4 @@
-//! A page table: each page of a window lies over some part of a memory file, or over nothing.
+//! A page table: each page of a window is mapped to a part of a memory file, or to nothing.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::buffer::Buffer;
 use crate::memory::MemoryFile;
 use crate::memory_error::MemoryError;
 
-/// Why a page table does not do what it is asked.
+/// The reason why a page table refuses a request.
 #[derive(Debug, Error)]
 pub enum PageError {
-    /// There is no memory behind that page at this moment.
+    /// The page has no memory at this moment.
     #[error("no page at {offset:#x} of the window")]
     Missing {
         /// Offset in the window.
@@ -21,9 +21,9 @@ pub enum PageError {
     /// The window has no page of that number.
     #[error("page {index} of a window of {pages}")]
     Index {
-        /// Which page.
+        /// Number of the page.
         index: u64,
-        /// How many there are.
+        /// Number of pages in the window.
         pages: u64,
     },
     /// The page, or the access to it, would leave the memory.
@@ -31,7 +31,8 @@ pub enum PageError {
     Memory(#[from] MemoryError),
 }
 
-/// What lies behind each page of a window. Every lookup is one step; the table can be changed at any time.
+/// A mapping of each page of a window. Every lookup is one step. The table can be changed at any
+/// time.
 ///
 /// A change waits for the copies in progress: once it returns, no access uses the previous entry.
 #[derive(Debug)]
@@ -42,7 +43,8 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// A table without entries for a window of `pages` pages of `page_bytes` bytes (not 0) over `file`.
+    /// Makes a table without entries for a window of `pages` pages of `page_bytes` bytes (not 0)
+    /// over `file`.
     pub fn new(file: Arc<MemoryFile>, pages: usize, page_bytes: u64) -> Self {
         Self {
             file,
@@ -51,8 +53,8 @@ impl PageTable {
         }
     }
 
-    /// Puts page `index` over the page of the file that starts at `offset`, or with `None` over nothing. A page that
-    /// cannot be put there is left over nothing.
+    /// Maps page `index` to the page of the file that starts at `offset`, or unmaps it with `None`.
+    /// A page that cannot be mapped is left unmapped.
     pub fn set(&self, index: u64, offset: Option<u64>) -> Result<(), PageError> {
         let mut entries = self.entries.write();
         let pages = entries.len() as u64;
@@ -68,23 +70,23 @@ impl PageTable {
         Ok(())
     }
 
-    /// Where in the file page `index` lies, if it lies anywhere.
+    /// Returns the offset in the file of page `index`, or `None` if the page is unmapped.
     pub fn get(&self, index: u64) -> Option<u64> {
         let index = usize::try_from(index).ok()?;
         self.entries().get(index).copied().flatten()
     }
 
-    /// Puts every page over nothing.
+    /// Unmaps every page.
     pub fn clear(&self) {
         self.entries.write().fill(None);
     }
 
-    /// How many bytes there are from `offset` of the window to the end of its page.
+    /// Returns the number of bytes from `offset` of the window to the end of its page.
     pub(crate) fn left_in_page(&self, offset: u64) -> u64 {
         self.page_bytes - offset % self.page_bytes
     }
 
-    /// The parts of an access at `offset` of the window, each in one page, and their offsets.
+    /// Splits an access at `offset` of the window into parts within one page, each with its offset.
     pub fn parts<'b>(
         &self,
         mut offset: u64,
@@ -98,14 +100,16 @@ impl PageTable {
         })
     }
 
-    /// Copies between `data`, which does not reach beyond the page, and the page at `offset` of the window.
+    /// Copies between `data`, which must not reach beyond the page, and the page at `offset` of the
+    /// window.
     pub fn access(&self, offset: u64, data: Buffer<'_>) -> Result<(), PageError> {
         let entries = self.entries();
         let offset = self.file_offset(&entries, offset, data.len() as u64)?;
         Ok(self.file.access(offset, data)?)
     }
 
-    /// Where in the file `len` bytes at `offset` of the window are, for as long as `entries` is held.
+    /// Returns the offset in the file of `len` bytes at `offset` of the window, valid for as long
+    /// as `entries` is held.
     fn file_offset(
         &self,
         entries: &[Option<u64>],
@@ -135,7 +139,7 @@ mod tests {
 
     const PAGE: u64 = 0x1000;
 
-    /// A window of 4 pages over a file of 8, each filled with its number.
+    /// Returns a window of 4 pages over a file of 8, each filled with its number.
     fn table() -> PageTable {
         let file = MemoryFile::create("test", 8 * PAGE).unwrap();
         for page in 0..8u8 {

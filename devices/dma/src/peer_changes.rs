@@ -1,8 +1,10 @@
-//! Changes of peers' windows: how a function notices, before a request, that it has not learned of one yet.
+//! Changes of peers' windows. A function notices, before a request, that it has not learned of one
+//! yet.
 //!
-//! A switch counts the changes of all windows in memory that the functions below it can read only, and counts one before it sends it.
-//! With what it sends it says up to which count a function knows all. So a request that begins after a window was opened goes to
-//! that window, or waits until the function knows of it. Opening a window waits for no function.
+//! A switch counts the changes of all windows in memory that is read-only for the functions below
+//! it, and counts a change before it sends it. Its messages say up to which count the function
+//! knows all changes. A request that begins after a window was opened therefore goes to that
+//! window, or waits until the function knows of it. Opening a window waits for no function.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,7 +19,7 @@ use crate::lent_file::LentFile;
 use crate::memory::MemoryFile;
 use crate::memory_error::MemoryError;
 
-/// Bytes of the count's memory.
+/// Size of the count's memory in bytes.
 const BYTES: u64 = 4096;
 
 /// The count of changes, as a switch has it.
@@ -27,7 +29,7 @@ pub struct ChangeCount {
 }
 
 impl ChangeCount {
-    /// A count of 0.
+    /// Makes a count of 0.
     ///
     /// # Errors
     /// [`MemoryError::Os`] if there is no memory for it.
@@ -36,12 +38,12 @@ impl ChangeCount {
         Ok(Self { count })
     }
 
-    /// Its memory, for the functions below the switch.
+    /// Returns the count's memory, for the functions below the switch.
     pub fn file(&self) -> &File {
         self.count.file()
     }
 
-    /// The count from now on.
+    /// Sets the count.
     ///
     /// # Errors
     /// [`MemoryError`] if the memory is gone.
@@ -50,27 +52,28 @@ impl ChangeCount {
     }
 }
 
-/// What a function knows of the changes that its switch has counted.
+/// A function's knowledge of the changes that its switch has counted.
 #[derive(Debug)]
 pub(crate) struct PeerChanges {
     count: MemoryFile,
     /// All changes below this count are known.
     unknown: AtomicU64,
-    /// Nothing is missed before all changes below this count are known.
+    /// Nothing is missed until all changes below this count are known.
     from: u64,
-    /// The switch says no more.
+    /// `true` once the switch says no more.
     is_over: AtomicBool,
-    /// `unknown` or `is_over` is changed under this lock.
+    /// Held while `unknown` or `is_over` is changed.
     lock: Mutex<()>,
     changed: Condvar,
-    /// How many waits have begun.
+    /// The number of waits that have begun.
     #[cfg(test)]
     pub(crate) waits: AtomicU64,
 }
 
 impl PeerChanges {
-    /// Nothing is known of what the switch counts in `fd`. If the function does without its peers, nothing is missed either, until all is
-    /// known that has been counted by now.
+    /// Starts without knowledge of the changes that the switch counts in `fd`. If the function does
+    /// without its peers, nothing is missed either, until all changes that have been counted by now
+    /// are known.
     pub(crate) fn new(fd: OwnedFd, is_without_peers: bool) -> Result<Self, MemoryError> {
         let file = LentFile::new(fd).in_memory()?;
         let count = MemoryFile::of_other(file, 0, BYTES, ProtFlags::READ)?;
@@ -91,26 +94,27 @@ impl PeerChanges {
         })
     }
 
-    /// The count, if it is not known yet.
+    /// Returns the count if it is not known yet.
     #[inline]
     pub(crate) fn missed(&self) -> Option<u64> {
-        // A count that is lost belongs to a switch that is gone, which the function learns in another way.
+        // A lost count belongs to a switch that is gone, which the function learns in another way.
         let count = self.count.load_long(0).ok()?;
         self.misses(count).then_some(count)
     }
 
-    /// All changes up to this count are known from now on.
+    /// Declares that all changes up to this count are known.
     pub(crate) fn know(&self, count: u64) {
         let unknown = count.saturating_add(1);
         self.change(|| self.unknown.store(unknown, Ordering::Release));
     }
 
-    /// The switch is gone. Ends all waits for it.
+    /// Ends all waits: the switch is gone.
     pub(crate) fn end(&self) {
         self.change(|| self.is_over.store(true, Ordering::Relaxed));
     }
 
-    /// Waits until all changes up to this count are known, or the switch is gone. False if that takes too long.
+    /// Waits until all changes up to this count are known, or the switch is gone. Returns `false`
+    /// if that takes too long.
     pub(crate) fn wait(&self, count: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut lock = self.lock.lock();
@@ -121,7 +125,7 @@ impl PeerChanges {
         !self.misses(count)
     }
 
-    /// Whether not all changes up to this count are known, though they should be.
+    /// Returns `true` if not all changes up to this count are known, although they should be.
     pub(crate) fn misses(&self, count: u64) -> bool {
         let unknown = self.unknown.load(Ordering::Acquire);
         (self.from..=count).contains(&unknown) && !self.is_over.load(Ordering::Relaxed)

@@ -1,4 +1,5 @@
-//! The peers below the same switch: what lies in their windows, and what the switch does with requests to them.
+//! The peers below the same switch: the content of their windows, and the switch's treatment of
+//! requests to them.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::memory::Span;
 pub struct PeerId(pub u32);
 
 impl PeerId {
-    /// No peer: windows of its own are those that are lost.
+    /// The owner of the windows of lost peers. It is not a peer.
     pub const NONE: Self = Self(0);
 }
 
@@ -24,9 +25,9 @@ pub struct PeerWindow {
     pub address: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Of several windows over one address, the one with the smallest claim answers.
+    /// If several windows cover one address, the one with the smallest claim answers.
     pub claim: u64,
-    /// What lies behind it.
+    /// The content of the window.
     pub memory: PeerMemory,
 }
 
@@ -36,19 +37,20 @@ impl PeerWindow {
     }
 }
 
-/// What lies behind a peer's window.
+/// The content of a peer's window.
 #[derive(Clone, Debug)]
 pub enum PeerMemory {
     /// Memory that is mapped here, from the start of the span on.
     Span(Span),
-    /// Registers, or memory that cannot be mapped here: reached by messages ([`Peers`]).
+    /// Registers, or memory that cannot be mapped here, which are reached by messages ([`Peers`]).
     ByMessage,
-    /// Nothing any more: the peer has vanished, and requests to it fail.
+    /// Nothing: the peer has vanished, and requests to it fail.
     Gone,
 }
 
 impl PeerMemory {
-    /// Whether it is the same under the same lease, so that what has begun there may go on.
+    /// Returns `true` if it is the same memory under the same lease, so that requests in progress
+    /// may continue.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Span(one), Self::Span(other)) => {
@@ -60,7 +62,7 @@ impl PeerMemory {
     }
 }
 
-/// What becomes of this function's requests to peers: how the port above it is set up.
+/// The fate of this function's requests to peers, as configured in the port above it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeerRouting {
     /// They go to the peer.
@@ -70,22 +72,23 @@ pub enum PeerRouting {
     Redirect,
     /// They are refused, and this function is notified (PCIe Base 6.0, 2.3.1, Unsupported Request).
     UnsupportedRequest,
-    /// They vanish. A write is posted, so it succeeds for this function; a read ends with a completion time-out (PCIe
-    /// Base 6.0, 2.8), which is not waited for here.
+    /// They vanish. A write is posted, so it succeeds for this function. A read ends with a
+    /// completion time-out (PCIe Base 6.0, 2.8), without waiting for it here.
     Drop,
 }
 
-/// The way to what peers have behind windows that are no memory mapped here.
+/// The way to peers' windows that are not memory mapped here.
 ///
-/// A call blocks until the peer has answered, so it is never made by the thread that answers region accesses.
+/// A call blocks until the peer has answered, so the thread that answers region accesses must never
+/// make one.
 pub trait Peers: Send + Sync {
     /// Reads or writes at the bus address `address` of `peer`.
     fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError>;
-    /// The switch does not say what has changed: leaves it, if there is one.
+    /// Leaves the switch, if there is one, because it does not say what has changed.
     fn give_up(&self) {}
 }
 
-/// Why a request to a peer failed.
+/// The reason why a request to a peer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PeerError {
     /// The peer does not answer there, or the switch does not let the request through.
@@ -103,32 +106,34 @@ pub enum PeerError {
 #[derive(Clone, Debug)]
 pub(crate) struct Claimed {
     last: u64,
-    /// Where the window itself starts.
+    /// The first address of the window itself.
     window: u64,
     pub(crate) peer: PeerId,
     pub(crate) memory: PeerMemory,
 }
 
-/// What lies at an address.
+/// The owner of an address.
 #[derive(Debug)]
 pub(crate) enum FoundPeer<'a> {
-    /// Some peer's window, how far into the window the address is, and how many bytes of its claim follow (0 stands for 2^64).
+    /// A peer's window, the offset of the address in the window, and the number of bytes of its
+    /// claim from there (0 stands for 2^64).
     Claimed {
         claimed: &'a Claimed,
         skip: u64,
         left: u64,
     },
-    /// No peer; the next one starts after this many bytes, if there is one.
+    /// No peer. The next one starts after this many bytes, if there is one.
     Gap { left: Option<u64> },
 }
 
-/// Whether the same addresses of the same window have the same memory.
+/// Returns `true` if both have the same addresses of the same window with the same memory.
 fn is_same_claim((one_first, one): &(u64, Claimed), (first, other): &(u64, Claimed)) -> bool {
     (*one_first, one.last, one.window) == (*first, other.last, other.window)
         && one.memory.is_same(&other.memory)
 }
 
-/// The windows of all peers. Lookups are O(log n); a change is O(n^2) for the windows of all peers, which are few.
+/// The windows of all peers. A lookup takes O(log n). A change takes O(n^2) for the windows of all
+/// peers, which are few.
 #[derive(Debug, Default)]
 pub(crate) struct PeerTable {
     windows: BTreeMap<PeerId, Vec<PeerWindow>>,
@@ -136,8 +141,9 @@ pub(crate) struct PeerTable {
 }
 
 impl PeerTable {
-    /// Replaces all windows of a peer. Those that are empty or wrap around are left out. The addresses that have another owner by that, or
-    /// other memory. A window that stays keeps the mapping of its memory.
+    /// Replaces all windows of a peer. Ignores windows that are empty or wrap around. Returns the
+    /// addresses that get another owner or other memory by this. A window that stays keeps the
+    /// mapping of its memory.
     pub(crate) fn set(&mut self, peer: PeerId, mut windows: Vec<PeerWindow>) -> Vec<AddressRange> {
         let former = self.windows.get(&peer).into_iter().flatten();
         for old in former {
@@ -167,7 +173,7 @@ impl PeerTable {
         [without(&before, &after), without(&after, &before)].concat()
     }
 
-    /// Where the windows of a peer are the first to claim.
+    /// Returns the parts of a peer's windows that no earlier claim covers.
     fn claims_of(&self, peer: PeerId) -> Vec<(u64, Claimed)> {
         let claims = self
             .claimed
@@ -178,7 +184,8 @@ impl PeerTable {
             .collect()
     }
 
-    /// Every peer is gone; their windows stay claimed, without an owner. Any other claim comes first.
+    /// Marks every peer as gone. Their windows stay claimed, without an owner. Any other claim
+    /// takes precedence.
     pub(crate) fn lose_all(&mut self) {
         let windows = std::mem::take(&mut self.windows).into_values().flatten();
         let lost = windows.map(|window| PeerWindow {
@@ -189,22 +196,22 @@ impl PeerTable {
         let mut lost: Vec<PeerWindow> = lost.collect();
         lost.sort_by_key(|window| (window.address, window.size));
         lost.dedup_by_key(|window| (window.address, window.size));
-        // All of it is taken away.
+        // The returned addresses need no attention: all of the windows are taken away.
         let _ = self.set(PeerId::NONE, lost);
     }
 
-    /// Whether a peer has a window that it answers.
+    /// Returns `true` if a peer has a window that it answers.
     pub(crate) fn is_there(&self, peer: PeerId) -> bool {
         let mut windows = self.windows.get(&peer).into_iter().flatten();
         windows.any(|window| !matches!(window.memory, PeerMemory::Gone))
     }
 
-    /// The windows of each peer.
+    /// Returns the windows of each peer.
     pub(crate) fn windows(&self) -> impl Iterator<Item = (&PeerId, &Vec<PeerWindow>)> {
         self.windows.iter()
     }
 
-    /// The addresses of each window of the peers that `is_chosen` picks.
+    /// Returns the addresses of each window of the peers that `is_chosen` picks.
     pub(crate) fn addresses(
         &self,
         is_chosen: impl Fn(PeerId) -> bool,
@@ -218,7 +225,7 @@ impl PeerTable {
             .map(PeerWindow::addresses)
     }
 
-    /// What lies at `address`.
+    /// Returns the owner of `address`.
     pub(crate) fn find(&self, address: u64) -> FoundPeer<'_> {
         let before = self.claimed.range(..=address).next_back();
         if let Some((_, claimed)) = before.filter(|(_, claimed)| claimed.last >= address) {
@@ -234,7 +241,7 @@ impl PeerTable {
         }
     }
 
-    /// The last address up to `address` at which a claim or a gap starts.
+    /// Returns the last address up to `address` at which a claim or a gap starts.
     pub(crate) fn boundary(&self, address: u64) -> u64 {
         match self.claimed.range(..=address).next_back() {
             Some((start, claimed)) if claimed.last >= address => *start,

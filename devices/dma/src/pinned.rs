@@ -13,7 +13,7 @@ use crate::requester::Requester;
 use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
-/// Why a copy between pinned memories failed.
+/// The reason why a copy between pinned memories failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CopyError {
     /// The memory that is read.
@@ -22,7 +22,7 @@ pub enum CopyError {
     /// The memory that is written.
     #[error("the memory that is written: {0}")]
     Destination(DmaFault),
-    /// One of them is longer: nothing was copied.
+    /// Their lengths differ: nothing was copied.
     #[error("{from} bytes cannot be copied to a memory of {to} bytes")]
     Lengths {
         /// Bytes of the memory that is read.
@@ -32,10 +32,10 @@ pub enum CopyError {
     },
 }
 
-/// Memory on which the kernel may carry out a request, until it is [ended](Pinned::end) or dropped.
+/// Memory on which the kernel may execute a request, until it is [ended](Pinned::end) or dropped.
 ///
-/// Until then no change is answered that takes an address of it away: no unmap, no move of the function's own window, no reset. A peer that
-/// closes its window waits for 250 ms at most.
+/// Until then no change that takes one of its addresses away is answered: no unmap, no move of the
+/// function's own window, no reset. A peer that closes its window waits for at most 250 ms.
 pub struct Pinned {
     requester: Arc<Requester>,
     key: usize,
@@ -46,8 +46,8 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Pins the ranges of a request; the lock under which their routes were found is still held. Leaves an empty list for the
-    /// ranges of the next request.
+    /// Pins the ranges of a request, while the lock under which their routes were found is still
+    /// held. Leaves an empty list for the ranges of the next request.
     pub(crate) fn new(
         requester: Arc<Requester>,
         tag: Tag,
@@ -66,17 +66,18 @@ impl Pinned {
         }
     }
 
-    /// Whether the memory is written or read.
+    /// Returns the direction: the memory is read or written.
     pub fn direction(&self) -> Direction {
         self.direction
     }
 
-    /// The memory, and how much of it from the start of each span on.
+    /// Returns the memory, and the number of bytes from the start of each span.
     pub fn memory(&self) -> impl Iterator<Item = (&Span, usize)> {
         self.ranges.iter().map(|range| (&range.span, range.len))
     }
 
-    /// Fails if the memory was lent and taken away. To be called after the kernel has used it: what it moved is lost then.
+    /// Fails if the memory was lent and taken away. Must be called after the kernel has used it. In
+    /// that case the transferred data is lost.
     pub fn intact(&self) -> Result<(), DmaFault> {
         let mut memory = self.memory();
         memory
@@ -97,7 +98,8 @@ impl Pinned {
         data.is_empty().then_some(()).ok_or(DmaFault::NoMemory)
     }
 
-    /// Copies the memory to that of `to`, which is as long, by one copy, and ends both requests.
+    /// Copies the memory to `to`, which must have the same length, by one copy, and ends both
+    /// requests.
     pub fn copy_to(self, to: Self) -> Result<(), CopyError> {
         let mut moved = Moved::default();
         let bytes = |pinned: &Self| pinned.memory().map(|(_, len)| len).sum();
@@ -118,11 +120,11 @@ impl Pinned {
         copied
     }
 
-    /// Copies as many bytes as the pinned memory has from the start of `from` into it, and ends the request.
+    /// Fills the pinned memory from the start of `from`, and ends the request.
     ///
     /// # Errors
-    /// [`CopyError::Source`] if `from` is too short or was taken away; [`CopyError::Destination`], which is recorded, if the pinned memory
-    /// was.
+    /// [`CopyError::Source`] if `from` is too short or was taken away; [`CopyError::Destination`],
+    /// which is recorded, if the pinned memory was taken away.
     pub fn copy_from(self, from: &Span) -> Result<(), CopyError> {
         let mut moved = Moved::default();
         let copied = copy_spans(iter::once((from, usize::MAX)), self.memory(), &mut moved);
@@ -137,8 +139,8 @@ impl Pinned {
     /// Copies the pinned memory to the start of `to`, and ends the request.
     ///
     /// # Errors
-    /// [`CopyError::Destination`] if `to` is too short or was taken away; [`CopyError::Source`], which is recorded, if the pinned memory
-    /// was.
+    /// [`CopyError::Destination`] if `to` is too short or was taken away; [`CopyError::Source`],
+    /// which is recorded, if the pinned memory was taken away.
     pub fn copy_into(self, to: &Span) -> Result<(), CopyError> {
         let mut moved = Moved::default();
         let bytes = self.memory().map(|(_, len)| len).sum();
@@ -151,8 +153,8 @@ impl Pinned {
         copied
     }
 
-    /// The request is over: its first `moved` bytes have been moved, and recorded as copies would be, and what came next
-    /// failed if there is a fault.
+    /// Ends the request. Its first `moved` bytes have been moved, and are recorded as copies would
+    /// be. With a fault, the rest has failed.
     pub fn end(self, mut moved: usize, fault: Option<DmaFault>) {
         for range in &self.ranges {
             let len = range.len.min(moved);
@@ -193,15 +195,15 @@ impl Pinned {
     }
 }
 
-/// How many bytes a copy has read, and written.
+/// The number of bytes that a copy has read and written.
 #[derive(Default)]
 struct Moved {
     read: usize,
     written: usize,
 }
 
-/// Copies range by range, and counts what was moved. A source that is lost during the copy reads as zeros, which the destination has
-/// then: they count as written.
+/// Copies range by range, and counts the bytes moved. A source that is lost during the copy reads
+/// as zeros, which then fill the destination: they count as written.
 fn copy_spans<'a>(
     mut sources: impl Iterator<Item = (&'a Span, usize)>,
     to: impl Iterator<Item = (&'a Span, usize)>,
@@ -268,7 +270,8 @@ mod tests {
         MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory, PeerWindow, Session, WindowId,
     };
 
-    /// RAM at 0x1000..0x3000 in two mappings, own memory at 0x9000..0xa000, a peer's at 0xc000..0xd000.
+    /// RAM at 0x1000..0x3000 in two mappings, own memory at 0x9000..0xa000, a peer's at
+    /// 0xc000..0xd000.
     fn requester() -> Arc<Requester> {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", 0x2000).unwrap();
@@ -523,7 +526,7 @@ mod tests {
 
     type Change = fn(&Requester);
 
-    /// Where own memory is.
+    /// The address of the function's own memory.
     const OWN: u64 = 0x9000;
 
     /// Changes that take 0x1000, 0x9000 and 0xc000 away.
@@ -549,7 +552,7 @@ mod tests {
         for (index, (address, change)) in CHANGES.into_iter().enumerate() {
             let requester = requester();
             if address == OWN {
-                // Memory of the function's own is not given up.
+                // The function's own memory is not given up.
                 requester.limit_transfers(Duration::ZERO);
             }
             let pinned = pin(&requester, &[(address, 0x1000)]).unwrap();

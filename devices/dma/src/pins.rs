@@ -1,8 +1,10 @@
-//! The addresses of transfers that the kernel carries out, and the changes that wait for the end of such transfers.
+//! The addresses of transfers that the kernel executes, and the changes that wait for such
+//! transfers to end.
 //!
-//! A copy is over when the lock of the routes is released. A transfer of the kernel pins its addresses instead, and a change
-//! that takes one of them away is answered only when the transfer has ended, or was given up: its memory is private then. Changes of
-//! peers' windows wait for a moment only: a lease protects them.
+//! A copy is over when the lock of the routes is released. A kernel transfer pins its addresses
+//! instead. A change that takes one of them away is answered only when the transfer has ended or
+//! was given up, which makes its memory private. Changes of peers' windows wait only briefly: a
+//! lease protects them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,20 +16,20 @@ use slab::Slab;
 use crate::address::AddressRange;
 use crate::memory::{MemoryFile, Span};
 
-/// The transfers of a function that are in progress outside of its threads.
+/// The transfers of a function that are in progress outside its threads.
 #[derive(Default)]
 pub(crate) struct Pins {
     table: Mutex<Table>,
-    /// A transfer has ended while a change waits.
+    /// Signalled when a transfer ends while a change waits.
     ended: Condvar,
 }
 
 #[derive(Default)]
 struct Table {
     transfers: Slab<PinnedTransfer>,
-    /// Empty lists of transfers that have ended: a new one allocates none.
+    /// Empty lists of transfers that have ended, for reuse: a new transfer allocates none.
     spare: Vec<(Vec<PinnedPart>, Vec<PinnedRange>)>,
-    /// How many transfers have begun so far.
+    /// The number of transfers that have begun so far.
     begun: u64,
     waiting: usize,
 }
@@ -42,14 +44,14 @@ struct PinnedTransfer {
 /// A range of a transfer, as changes see it.
 struct PinnedPart {
     addresses: AddressRange,
-    /// The address of the memory's description, which tells it from all others.
+    /// The address of the memory's description, which distinguishes it from all others.
     memory: usize,
     offset: u64,
     len: usize,
 }
 
 impl Table {
-    /// Whether one of the first `begun` transfers is in progress and meets this range.
+    /// Returns `true` if one of the first `begun` transfers is in progress and overlaps this range.
     fn meets(&self, range: AddressRange, begun: u64) -> bool {
         let mut transfers = self.transfers.iter();
         transfers.any(|(_, transfer)| {
@@ -64,8 +66,8 @@ impl Table {
 }
 
 impl Table {
-    /// Gives up those of the first `begun` transfers that are in progress, if all of their memory is lent. Whatever the kernel still
-    /// does for them stays in this process.
+    /// Gives up those of the first `begun` transfers that are in progress, if all of their memory
+    /// is lent. The kernel's further work for them stays in this process.
     fn give_up(&mut self, begun: u64, lent: &[Arc<MemoryFile>]) {
         let transfers = self.transfers.iter_mut().map(|(_, transfer)| transfer);
         let mut given_up = 0;
@@ -82,8 +84,8 @@ impl Table {
 }
 
 impl PinnedTransfer {
-    /// Detaches all of its memory from what other processes see; whether that succeeded. What the kernel still reads of it is as it is
-    /// now.
+    /// Detaches all of its memory from other processes' view. Returns `true` on success. Memory
+    /// that the kernel still reads keeps its present content.
     fn detach(&self, lent: &[Arc<MemoryFile>]) -> bool {
         let is_lent = |part: &PinnedPart| part.find(lent).is_some();
         self.parts.iter().all(is_lent)
@@ -105,7 +107,7 @@ impl PinnedPart {
         }
     }
 
-    /// Its memory, if it is among these.
+    /// Returns its memory, if it is among these.
     fn find<'a>(&self, memory: &'a [Arc<MemoryFile>]) -> Option<&'a MemoryFile> {
         let mut memory = memory.iter().map(Arc::as_ref);
         memory.find(|memory| std::ptr::from_ref::<MemoryFile>(memory).addr() == self.memory)
@@ -122,8 +124,8 @@ pub(crate) struct PinnedRange {
 }
 
 impl Pins {
-    /// Begins a transfer; its key, and an empty list for the ranges of the next one. To be called with the lock held under
-    /// which its routes were found.
+    /// Begins a transfer. Returns its key, and an empty list for the ranges of the next one. Must
+    /// be called with the lock held under which its routes were found.
     pub(crate) fn begin(
         &self,
         direction: Direction,
@@ -156,14 +158,15 @@ impl Pins {
         }
     }
 
-    /// Whether a transfer is in progress that meets this range.
+    /// Returns `true` if a transfer in progress overlaps this range.
     pub(crate) fn meet(&self, range: AddressRange) -> bool {
         let table = self.table.lock();
         table.meets(range, table.begun)
     }
 
-    /// Waits until every transfer that has begun by now and overlaps this range has ended. Once the limit is over, gives up all
-    /// that have begun by now and whose memory is among that of `lent`, and waits for the others.
+    /// Waits until every transfer that has begun by now and overlaps this range has ended. After
+    /// the time limit, gives up all transfers that have begun by now and whose memory is among that
+    /// of `lent`, and waits for the others.
     pub(crate) fn wait(
         &self,
         range: AddressRange,
@@ -181,7 +184,8 @@ impl Pins {
             };
             if self.ended.wait_until(&mut table, at).timed_out() {
                 deadline = None;
-                // Not with the table locked: a map of memory is changed with its own lock held.
+                // The table must not be locked here: a map of memory is changed with its own lock
+                // held.
                 let lent = MutexGuard::unlocked(&mut table, &lent);
                 table.give_up(begun, &lent);
             }
@@ -189,7 +193,8 @@ impl Pins {
         table.waiting -= 1;
     }
 
-    /// Waits until every transfer that has begun by now and overlaps this range has ended, or until the deadline.
+    /// Waits until every transfer that has begun by now and overlaps this range has ended, or until
+    /// the deadline.
     pub(crate) fn wait_until(&self, range: AddressRange, deadline: Instant) {
         let mut table = self.table.lock();
         let begun = table.begun;
@@ -203,7 +208,7 @@ impl Pins {
         table.waiting -= 1;
     }
 
-    /// How many changes wait.
+    /// Returns the number of waiting changes.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.table.lock().waiting

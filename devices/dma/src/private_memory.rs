@@ -11,13 +11,14 @@ use crate::memory_error::MemoryError;
 
 /// Zeroed memory that no other process sees, sparse until written.
 ///
-/// It is in huge pages where the host grants them, which it does for memory files only on request of its administrator
-/// (Linux, admin-guide/mm/transhuge.rst): a copy of 128 KiB then takes one page walk, not 32.
+/// It is in huge pages where the host grants them: a copy of 128 KiB then takes a single page walk
+/// in place of 32. For memory files the host grants them only if its administrator says so (Linux,
+/// admin-guide/mm/transhuge.rst).
 #[derive(Debug)]
 pub struct PrivateMemory(MappedMemory);
 
 impl PrivateMemory {
-    /// `size` bytes.
+    /// Makes a memory of `size` bytes.
     pub fn create(size: u64) -> Result<Self, MemoryError> {
         let os = |source| MemoryError::Os {
             action: "map it",
@@ -27,19 +28,20 @@ impl PrivateMemory {
         let length = usize::try_from(size).map_err(|_| os(io::ErrorKind::FileTooLarge.into()))?;
         let region = MmapRegion::new(length).map_err(|error| os(io::Error::other(error)))?;
         let memory = Self(MappedMemory::new(region, size));
-        // A host without huge pages has small ones.
+        // A host without huge pages uses small ones.
         let _ = hints::huge_pages(memory.pointer(0, length)?, length);
         Ok(memory)
     }
 
-    /// Makes `len` bytes at `offset` zeros, and gives whole pages of them back to the host.
+    /// Zeroes `len` bytes at `offset`, and returns whole pages to the host.
     #[expect(unsafe_code)]
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
         self.zero_by(offset, len, |first, bytes| {
             let bytes = usize::try_from(bytes).unwrap_or(0);
             let start = self.pointer(first, bytes);
             let start = start.map_err(|_| rustix::io::Errno::INVAL)?;
-            // SAFETY: `pointer` has checked that the bytes lie in the region, which is private and mapped by `vm-memory`.
+            // SAFETY: `pointer` has checked that the bytes lie in the region, which is private and
+            // mapped by `vm-memory`.
             unsafe { hints::discard(start, bytes) }
         })
     }

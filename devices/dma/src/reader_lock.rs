@@ -1,5 +1,6 @@
-//! A big-reader lock: each reader has a slot of its own, so reading costs two atomic operations on memory that no other
-//! thread uses, and a writer visits all slots. [`models`] tries it in every order of events.
+//! A big-reader lock. Each reader has its own slot, so reading costs two atomic operations on
+//! memory that no other thread uses, while a writer visits all slots. [`models`] tries it in every
+//! order of events.
 
 #[cfg(all(test, feature = "loom"))]
 mod models;
@@ -7,26 +8,27 @@ mod sync;
 
 use sync::{Arc, AtomicU8, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, lock, wait};
 
-/// Bits of a slot's state, which may both be set.
+/// Bits of a slot's state. Both may be set.
 const READING: u8 = 1;
 const LOCKED: u8 = 2;
 
-/// The lock under which sessions use routes; a change of the routes writes.
+/// The lock under which sessions use routes. A change of the routes locks it for writing.
 #[derive(Default)]
 pub(crate) struct BigReaderLock(Arc<Shared>);
 
-/// What writers and readers share.
+/// The state that writers and readers share.
 #[derive(Default)]
 struct Shared {
     /// Held by a writer for as long as it has the lock.
     slots: Mutex<Vec<Arc<SlotState>>>,
-    /// How often it has been locked for writing.
+    /// The number of times that it has been locked for writing.
     generation: AtomicU64,
-    /// A reader has left while a writer waits.
+    /// Signalled when a reader leaves while a writer waits.
     left: (Mutex<()>, Condvar),
 }
 
-/// The state of one reader: a cache line of its own, and the one that processors fetch along with it.
+/// The state of one reader, in its own pair of cache lines: processors fetch the second along with
+/// the first.
 #[derive(Default)]
 #[repr(align(128))]
 struct SlotState(AtomicU8);
@@ -38,8 +40,8 @@ impl SlotState {
 }
 
 impl BigReaderLock {
-    /// Locks for writing: waits until all readers have left; none enters before the guard is dropped. A thread that holds
-    /// a slot locked must not call this.
+    /// Locks for writing: waits until all readers have left. No reader enters before the guard is
+    /// dropped. A thread that holds a slot locked must not call this.
     pub(crate) fn write(&self) -> WriteGuard<'_> {
         let slots = lock(&self.0.slots);
         for slot in slots.iter() {
@@ -55,7 +57,7 @@ impl BigReaderLock {
         WriteGuard(slots)
     }
 
-    /// A slot for a reader.
+    /// Makes a slot for a reader.
     pub(crate) fn reader(&self) -> ReaderSlot {
         let state = Arc::<SlotState>::default();
         lock(&self.0.slots).push(state.clone());
@@ -75,7 +77,7 @@ impl Shared {
     }
 }
 
-/// The lock while it is held for writing.
+/// The lock, held for writing.
 pub(crate) struct WriteGuard<'a>(MutexGuard<'a, Vec<Arc<SlotState>>>);
 
 impl Drop for WriteGuard<'_> {
@@ -98,7 +100,7 @@ impl ReaderSlot {
         self.locked
     }
 
-    /// Locks for reading, after the writer in progress; the number of writers before.
+    /// Locks for reading, after the writer in progress. Returns the number of earlier writers.
     #[inline]
     pub(crate) fn lock(&mut self) -> u64 {
         let state = &self.state.0;
@@ -112,7 +114,7 @@ impl ReaderSlot {
 
     #[cold]
     fn lock_after_writer(&self) {
-        // There is no writer while this is held.
+        // No writer runs while this is held.
         let _no_writer = lock(&self.lock.slots);
         self.state.0.store(READING, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Events of the flight recorder, in its words.
+//! Converts events to those of the flight recorder.
 
 use peerbar_flight::{
     Backing, Dma, DmaOutcome, Event, Mapping, PeerWindowEvent, Recorder, WindowEvent, WindowId,
@@ -13,7 +13,7 @@ use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 use crate::upstream::UpstreamError;
 
-/// A segment of a DMA that has ended.
+/// Returns the event of a segment of a DMA that has ended.
 pub(crate) fn dma(tag: Tag, segment: DmaSegment, result: &SegmentResult) -> Dma {
     Dma {
         origin: tag.origin,
@@ -28,10 +28,10 @@ pub(crate) fn dma(tag: Tag, segment: DmaSegment, result: &SegmentResult) -> Dma 
     }
 }
 
-/// What a client would say that serves DMA (errno(3)).
+/// The error that a client that serves DMA would return (errno(3)).
 const EFAULT: u16 = 14;
 
-/// The outcome of a DMA that failed.
+/// Returns the outcome of a failed DMA.
 fn outcome(fault: DmaFault) -> DmaOutcome {
     match fault {
         DmaFault::NotMaster => DmaOutcome::NotMaster,
@@ -48,7 +48,7 @@ fn outcome(fault: DmaFault) -> DmaOutcome {
         DmaFault::Upstream(UpstreamError::Stopped) => DmaOutcome::NotMaster,
         DmaFault::Peer(PeerError::Unsupported) => DmaOutcome::PeerUnsupported,
         DmaFault::Peer(PeerError::Gone) => DmaOutcome::PeerGone,
-        // Only the whole request fails so, once its segments have been recorded.
+        // Only a whole request fails this way, after its segments have been recorded.
         DmaFault::LinkBusy | DmaFault::Peer(PeerError::TimedOut) => DmaOutcome::PeerTimedOut,
         DmaFault::Forbidden => DmaOutcome::Forbidden,
         DmaFault::NoMemory => DmaOutcome::NoMemory,
@@ -56,7 +56,7 @@ fn outcome(fault: DmaFault) -> DmaOutcome {
     }
 }
 
-/// A mapping that has been made.
+/// Returns the event of a new mapping.
 pub(crate) fn map((iova, size): (u64, u64), access: MapAccess, backing: Backing) -> Event {
     Event::Map(Mapping {
         iova,
@@ -67,7 +67,7 @@ pub(crate) fn map((iova, size): (u64, u64), access: MapAccess, backing: Backing)
     })
 }
 
-/// A window of the function's own, open or closed.
+/// Returns the event of one of the function's own windows, open or closed.
 pub(crate) fn window(id: WindowId, window: Option<&OwnWindow>) -> Event {
     Event::Window(WindowEvent {
         id,
@@ -82,7 +82,7 @@ pub(crate) fn window(id: WindowId, window: Option<&OwnWindow>) -> Event {
     })
 }
 
-/// All windows of a peer, in place of those of before.
+/// Records all windows of a peer, which replace the previous ones.
 pub(crate) fn peer(recorder: &Recorder, peer: PeerId, windows: &[PeerWindow]) {
     recorder.record(Event::PeerLeaves(peer.0));
     for window in windows {

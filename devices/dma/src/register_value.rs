@@ -1,6 +1,6 @@
 //! The value of a register.
 
-/// What is written to a register.
+/// A value to write to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegisterValue {
     /// A register of 4 bytes.
@@ -10,7 +10,7 @@ pub enum RegisterValue {
 }
 
 impl RegisterValue {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::Word(_) => size_of::<u32>(),
@@ -18,7 +18,7 @@ impl RegisterValue {
         }
     }
 
-    /// The value in the low bytes of 8, little-endian.
+    /// Returns the value in the low bytes of 8, little-endian.
     pub(crate) fn bytes(self) -> [u8; 8] {
         match self {
             Self::Word(value) => u64::from(value).to_le_bytes(),

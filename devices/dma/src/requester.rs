@@ -33,16 +33,17 @@ use crate::switch_limits::CLOSING_TIME_OUT;
 use crate::upstream::Upstream;
 use crate::wait_budget::WaitBudget;
 
-/// One function's way to memory; shared by all its threads.
+/// One function's way to memory, shared by all its threads.
 ///
-/// A request holds a read lock during each direct copy and none while the client or a peer is asked, so the thread that
-/// changes the map waits at most for the copy of one segment. A session holds its slot of the big-reader lock instead.
+/// A request holds a read lock during each direct copy, and no lock while it asks the client or a
+/// peer, so the thread that changes the map waits at most for the copy of one segment. A session
+/// holds its slot of the big-reader lock instead.
 pub struct Requester {
     routes: RwLock<RouteTable>,
     reader_lock: BigReaderLock,
     client_memory: Mutex<MemoryPool>,
     peer_memory: Mutex<PeerPools>,
-    /// Whether a mapping that cannot be used directly has been reported.
+    /// `true` once a mapping that cannot be used directly has been reported.
     slow_reported: AtomicBool,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
     peers: RwLock<Option<Arc<dyn Peers>>>,
@@ -50,13 +51,14 @@ pub struct Requester {
     clock: Box<dyn Clock>,
     recorder: OnceLock<Recorder>,
     pins: Pins,
-    /// How long a change waits for transfers of the kernel; without, for as long as they take.
+    /// Limit of a change's wait for kernel transfers. Without it, a change waits for as long as
+    /// they take.
     transfer_timeout: OnceLock<Duration>,
-    /// How long changes of peers' windows wait for transfers of the kernel.
+    /// Limit of the waits of changes of peers' windows for kernel transfers.
     peer_wait_budget: WaitBudget,
     faults: Faults,
     link_state: LinkState,
-    /// How often bus mastering, which is off at first, has changed.
+    /// The number of changes of bus mastering, which is off at first.
     bus_mastering: AtomicU32,
 }
 
@@ -67,7 +69,7 @@ impl Default for Requester {
 }
 
 impl Requester {
-    /// A requester with no client, no memory and bus mastering off.
+    /// Makes a requester with no client, no memory and bus mastering off.
     pub fn new() -> Self {
         Self::with_clock(Box::new(Monotonic))
     }
@@ -93,29 +95,32 @@ impl Requester {
         }
     }
 
-    /// Has changes of the routes wait this long at most for transfers of the kernel. Those that go on then are given up, with all that
-    /// is mapped of the memory that they use: they fail, and so does every request there until the client maps it again.
+    /// Limits the time for which changes of the routes wait for kernel transfers. Transfers that
+    /// are still in progress then are given up, with all mappings of the memory that they use: they
+    /// fail, and so does every request there until the client maps it again.
     ///
-    /// Only for transfers that reach memory by its addresses, as those between a file and the page cache do. A second time is
-    /// dropped.
+    /// Only for transfers that reach memory by its addresses, such as those between a file and the
+    /// page cache. Ignores a second call.
     pub fn limit_transfers(&self, timeout: Duration) {
         if self.transfer_timeout.set(timeout).is_err() {
             log::error!("a function has one limit of its transfers");
         }
     }
 
-    /// Whether the function's link is up. Nothing reaches the function, and it reaches nothing, while a fault keeps it down.
+    /// Returns `true` if the function's link is up. While a fault keeps it down, nothing reaches
+    /// the function and the function reaches nothing.
     #[inline]
     pub fn link_is_up(&self) -> bool {
         self.link_state.is_up(|| self.clock.now())
     }
 
-    /// How often the function's link has gone down. Each time the function has to be reset.
+    /// Returns the number of times that the function's link has gone down. Each time the function
+    /// must be reset.
     pub fn link_downs(&self) -> u64 {
         self.link_state.downs()
     }
 
-    /// The function's link is up from now on.
+    /// Brings the function's link up.
     pub fn set_link_up(&self) {
         self.link_state.set_up();
     }
@@ -125,20 +130,21 @@ impl Requester {
         self.link_state.set_down(until);
     }
 
-    /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`](crate::UpstreamError::Gone).
+    /// Sets or removes the way to the client. Without one, requests that need the client fail with
+    /// [`UpstreamError::Gone`](crate::UpstreamError::Gone).
     pub fn set_upstream(&self, upstream: Option<Arc<dyn Upstream>>) {
         self.note(|| Event::Client(upstream.is_some()));
         *self.upstream.write() = upstream;
     }
 
-    /// Whether any of `len` bytes at `address` lies in one of these windows of the function's own.
+    /// Returns `true` if any of `len` bytes at `address` lies in one of these own windows.
     pub fn meets_window(&self, ids: &[WindowId], address: u64, len: u64) -> bool {
         let routes = self.route_table();
         let mut windows = ids.iter().filter_map(|id| routes.windows.get(id));
         windows.any(|window| window.meets(address, len))
     }
 
-    /// The function's own link, if transfers on it take time.
+    /// Returns the function's own link, if transfers on it take time.
     pub fn link(&self) -> Option<Arc<Link>> {
         self.route_table().links.own().cloned()
     }
@@ -147,12 +153,13 @@ impl Requester {
         &self.pins
     }
 
-    /// What routes depend on, which does not change until the guard is dropped.
+    /// Returns the route table, which does not change until the guard is dropped.
     pub(crate) fn route_table(&self) -> RwLockReadGuard<'_, RouteTable> {
         self.routes.read()
     }
 
-    /// A slot for a session: while it is locked the routes do not change, and its thread must not change them.
+    /// Makes a slot for a session. While it is locked the routes do not change, and its thread must
+    /// not change them.
     pub(crate) fn reader_slot(&self) -> ReaderSlot {
         self.reader_lock.reader()
     }

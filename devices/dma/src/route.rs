@@ -25,12 +25,12 @@ pub struct OwnWindow {
     pub address: u64,
     /// Length in bytes.
     pub size: u64,
-    /// What lies behind it.
+    /// The content of the window.
     pub memory: OwnWindowMemory,
 }
 
 impl OwnWindow {
-    /// Whether any of `len` bytes at `address` lies in the window.
+    /// Returns `true` if any of `len` bytes at `address` lies in the window.
     pub fn meets(&self, address: u64, len: u64) -> bool {
         self.addresses().meets(AddressRange::new(address, len))
     }
@@ -40,34 +40,34 @@ impl OwnWindow {
     }
 }
 
-/// What lies behind a window.
+/// The content of a window.
 #[derive(Clone, Debug)]
 pub enum OwnWindowMemory {
     /// Registers, which the function does not reach by DMA.
     Registers,
     /// Memory, from the start of the span on.
     Span(Span),
-    /// Memory page by page; a DMA to a page that is over nothing is refused.
+    /// Memory page by page. DMA to a page without memory is refused.
     Pages(Arc<PageTable>),
 }
 
-/// Everything that a route depends on.
+/// The state that routes depend on.
 #[derive(Debug, Default)]
 pub(crate) struct RouteTable {
     /// Command register, Bus Master Enable (PCI Local Bus 3.0, 6.2.2).
     pub(crate) bus_master: bool,
-    /// The function is being reset: it issues nothing.
+    /// `true` while the function is being reset: it issues nothing.
     pub(crate) halted: bool,
     pub(crate) windows: BTreeMap<WindowId, OwnWindow>,
     pub(crate) peer_routing: PeerRouting,
     pub(crate) peers: PeerTable,
-    /// What is known of the peers' windows. None without a switch.
+    /// The function's knowledge of the peers' windows. `None` without a switch.
     pub(crate) changes: Option<Arc<PeerChanges>>,
-    /// A switch was lost before.
+    /// `true` if a switch was lost before.
     pub(crate) has_lost_peers: bool,
     pub(crate) map: MemoryMap,
     pub(crate) links: Links,
-    /// The guest has the function ask for translations of addresses.
+    /// `true` if the guest has enabled address translation services.
     pub(crate) ats: bool,
     pub(crate) atc: Mutex<Atc>,
 }
@@ -85,13 +85,13 @@ pub(crate) enum Target {
     OwnPage(Arc<PageTable>, u64),
     /// A peer's memory that is mapped here.
     Peer(PeerId, Span),
-    /// What a peer has at this address, by message.
+    /// A peer's address that is reached by a message.
     PeerByMessage(PeerId),
-    /// What was a peer's window before it vanished.
+    /// The former window of a peer that has vanished.
     PeerGone,
-    /// Some peer, but the switch refuses requests to it from here.
+    /// A peer, but the switch refuses requests to it from here.
     PeerRefused,
-    /// Some peer, but the switch loses the request.
+    /// A peer, but the switch loses the request.
     PeerDropped,
     /// Guest RAM that is mapped here.
     Ram(Span),
@@ -99,14 +99,14 @@ pub(crate) enum Target {
     RemoteRam,
     /// Another device's BAR, through the client.
     Device,
-    /// A mapping that does not allow it.
+    /// A mapping that does not allow the request.
     Forbidden,
-    /// Nothing that is known: the client decides, and its IOMMU logs.
+    /// An unknown address: the client decides, and its IOMMU logs.
     Unmapped,
 }
 
 impl Target {
-    /// The route to it, and the owner of the memory there.
+    /// Returns the route to the target, and the owner of the memory there.
     pub(crate) fn route_and_completer(&self) -> (Route, Completer) {
         match self {
             Self::NotMaster | Self::OwnRegisters | Self::PeerRefused | Self::PeerDropped => {
@@ -129,25 +129,25 @@ impl Target {
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) target: Target,
-    /// Its length, from 1 to what was asked for.
+    /// Its length, from 1 to the length of the request.
     pub(crate) len: usize,
-    /// How far before it the mapping or window starts that it lies in.
+    /// The distance from the start of its mapping or window.
     pub(crate) skip: u64,
 }
 
 impl RouteTable {
-    /// Whether the function may issue requests at all.
+    /// Returns `true` if the function may issue requests at all.
     pub(crate) fn may_request(&self) -> bool {
         self.bus_master && !self.halted
     }
 
-    /// What is known of the peers' windows, if requests depend on that.
+    /// Returns the knowledge of the peers' windows, if requests depend on it.
     pub(crate) fn compared_changes(&self) -> Option<&Arc<PeerChanges>> {
         let by_windows = self.peer_routing != PeerRouting::Redirect || self.ats;
         self.changes.as_ref().filter(|_| by_windows)
     }
 
-    /// The links on which the data of a request to this target takes time.
+    /// Returns the links on which the data of a request to this target takes time.
     pub(crate) fn link_path(&self, target: &Target, direction: Direction) -> Option<LinkPath> {
         match target {
             Target::Peer(peer, _) | Target::PeerByMessage(peer) => {
@@ -160,7 +160,8 @@ impl RouteTable {
         }
     }
 
-    /// The target and the length of the first segment of a request for `len` bytes at `address`. `len` is not 0.
+    /// Returns the target and the length of the first segment of a request for `len` bytes at
+    /// `address`. `len` is not 0.
     pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Segment {
         self.find(address, len, direction, self.ats)
     }
@@ -197,10 +198,10 @@ impl RouteTable {
             .unwrap_or_else(|| self.mapped(address, len, direction))
     }
 
-    /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any and
-    /// transfers take no time there.
+    /// Returns the memory around `address` that is mapped here and reached by one route, or `None`
+    /// if there is no such memory or transfers take time there.
     pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
-        // With ATS on each use is one of a translation.
+        // With ATS, each use must look its translation up.
         if self.ats {
             return None;
         }
@@ -211,12 +212,14 @@ impl RouteTable {
         }
     }
 
-    /// As [`RouteTable::direct`] for words that are polled: by an address that is not translated, and in no time.
+    /// Like [`RouteTable::direct`], for polled words: the address is not translated, and the access
+    /// takes no time.
     pub(crate) fn word(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
         self.around(address, self.find(address, usize::MAX, direction, false))
     }
 
-    /// What is around `address`, at which this segment starts, as far as it is memory that is reached by one route.
+    /// Returns the memory around `address`, at which this segment starts, as far as it is reached
+    /// by one route.
     fn around(&self, address: u64, Segment { target, len, skip }: Segment) -> Option<DirectRoute> {
         let (route, completer) = target.route_and_completer();
         let (Target::Own(mut span) | Target::Peer(_, mut span) | Target::Ram(mut span)) = target
@@ -234,7 +237,8 @@ impl RouteTable {
         })
     }
 
-    /// The last address up to `address` at which a window, the function's own or a peer's, starts or ends.
+    /// Returns the last address up to `address` at which a window, the function's own or a peer's,
+    /// starts or ends.
     fn window_edge(&self, address: u64) -> u64 {
         let windows = self.windows.values();
         let windows = windows.flat_map(|window| {
@@ -247,7 +251,8 @@ impl RouteTable {
         below.max().unwrap_or(0).max(self.peers.boundary(address))
     }
 
-    /// The first segment of a request with a translated address; `None` if there is no translation.
+    /// Returns the first segment of a request with a translated address, or `None` if there is no
+    /// translation.
     fn translated(&self, address: u64, len: usize, direction: Direction) -> Option<Segment> {
         let mut atc = self.atc.lock();
         let (to, left) = atc.translate(address, direction, &self.map, &self.peers)?;
@@ -262,8 +267,8 @@ impl RouteTable {
         }
     }
 
-    /// A port that redirects requests to the root lets translated ones pass (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated
-    /// P2P).
+    /// Routes a translated request directly: a port that redirects requests to the root lets these
+    /// pass (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated P2P).
     fn directly(&self, address: u64, len: usize) -> Option<Segment> {
         let FoundPeer::Claimed {
             claimed,
@@ -280,13 +285,13 @@ impl RouteTable {
         })
     }
 
-    /// Has `take` take over what the address translation cache has done, before it does more.
+    /// Passes the address translation cache's counts to `take`, while the cache is locked.
     pub(crate) fn with_ats_counts<T>(&self, take: impl FnOnce(AtsCounts) -> T) -> T {
         let atc = self.atc.lock();
         take(atc.counts(self.ats))
     }
 
-    /// The address translation cache, for a change of the routes.
+    /// Returns the address translation cache, for a change of the routes.
     pub(crate) fn atc(&mut self) -> &mut Atc {
         self.atc.get_mut()
     }
@@ -306,7 +311,7 @@ impl RouteTable {
         }
     }
 
-    /// The memory map decides.
+    /// Looks the target up in the memory map.
     fn mapped(&self, address: u64, len: usize, direction: Direction) -> Segment {
         match self.map.find(address) {
             Found::Mapped {
@@ -350,7 +355,7 @@ impl RouteTable {
     }
 }
 
-/// What lies in a peer's window, when the request gets there.
+/// Returns the target in a peer's window, if the request gets there.
 fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
     match memory {
         PeerMemory::Span(span) => Target::Peer(peer, span_after(span, skip)),
@@ -359,7 +364,7 @@ fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
     }
 }
 
-/// A window of the function's own.
+/// Returns the segment in one of the function's own windows.
 fn own(window: &OwnWindow, skip: u64, len: usize) -> Segment {
     let len = at_most(len, window.size - skip);
     let (target, len) = match &window.memory {
@@ -380,7 +385,8 @@ fn span_after(span: &Span, skip: u64) -> Span {
     }
 }
 
-/// The smaller of the two, which fits a `usize` since `len` does. A limit of 0 stands for 2^64.
+/// Returns the smaller of the two, which fits a `usize` since `len` does. A limit of 0 stands for
+/// 2^64.
 fn at_most(len: usize, limit: u64) -> usize {
     match usize::try_from(limit) {
         Ok(0) | Err(_) => len,
@@ -401,8 +407,8 @@ mod tests {
         }
     }
 
-    /// RAM at 0x1000..0x3000 in two mappings, read-only RAM at 0x3000, another device at 0x8000, own memory at 0x10000, own
-    /// registers at 0x20000.
+    /// RAM at 0x1000..0x3000 in two mappings, read-only RAM at 0x3000, another device at 0x8000,
+    /// own memory at 0x10000, own registers at 0x20000.
     fn routes() -> RouteTable {
         let mut routes = RouteTable {
             bus_master: true,

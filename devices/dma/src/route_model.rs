@@ -12,7 +12,7 @@ use crate::peers::{PeerId, PeerMemory, PeerRouting, PeerWindow};
 use crate::route::{OwnWindow, OwnWindowMemory, RouteTable, Target};
 use peerbar_flight::WindowId;
 
-/// Addresses from 0 up to this are tried.
+/// Addresses below this are tried.
 const END: u64 = 48;
 
 /// A range and the number of a kind of memory.
@@ -27,12 +27,12 @@ struct Setting {
     mappings: Vec<Range>,
 }
 
-/// What an address means: the owner, and where in its memory.
+/// The meaning of an address: the owner, and the offset in its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     NotMaster,
     OwnRegisters,
-    /// An offset in a memory file, known by its size; the way to it.
+    /// An offset in a memory file, identified by its size, and the way to it.
     Memory(&'static str, u64, u64),
     ByMessage(u32),
     PeerGone,
@@ -71,7 +71,8 @@ impl Setting {
         }
     }
 
-    /// The setting as the requester has it. Each memory has a file of a size of its own, by which it is recognised.
+    /// Builds the requester's route table for this setting. Each memory has a file of a different
+    /// size, which identifies it.
     fn routes(&self) -> RouteTable {
         let mut routes = RouteTable {
             bus_master: self.bus_master,
@@ -115,7 +116,7 @@ impl Setting {
                 2 => MapAccess::READ_ONLY,
                 _ => MapAccess::READ_WRITE,
             };
-            // One that overlaps an earlier one is refused.
+            // A mapping that overlaps an earlier one is refused.
             let _ = routes.map.map(*address, *size, access, backing);
         }
         routes
@@ -178,13 +179,13 @@ fn span(size: u64) -> Span {
     }
 }
 
-/// The first range that holds an address.
+/// Returns the first range that holds an address.
 fn holder(ranges: &[Range], at: u64) -> Option<(u64, Range)> {
     let holds = |(_, (address, size, _)): &(u64, Range)| (*address..address + size).contains(&at);
     (0..).zip(ranges.iter().copied()).find(holds)
 }
 
-/// What a target means `further` bytes after its start.
+/// Returns the meaning of a target `further` bytes after its start.
 fn read(target: &Target, further: u64) -> Meaning {
     let memory = |way, span: &Span| Meaning::Memory(way, span.file.size(), span.offset + further);
     match target {

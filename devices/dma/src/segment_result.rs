@@ -11,20 +11,20 @@ pub(crate) struct DmaSegment {
     pub(crate) address: u64,
     pub(crate) len: usize,
     pub(crate) direction: Direction,
-    /// When it began, by the clock of the flight recorder.
+    /// Its start time, by the clock of the flight recorder.
     pub(crate) started: u64,
 }
 
 /// The result of a segment of a request.
 pub(crate) struct SegmentResult {
     pub(crate) route: Route,
-    /// The owner of the memory that it met, if it met any.
+    /// The owner of the memory that it reached, if any.
     pub(crate) completer: Completer,
     pub(crate) outcome: Result<(), DmaFault>,
 }
 
 impl SegmentResult {
-    /// That of a segment that has gone nowhere, for this reason.
+    /// Makes the result of a segment that has gone nowhere, for this reason.
     pub(crate) fn refused(cause: DmaFault) -> Self {
         Self {
             route: Route::Refused,
@@ -33,7 +33,7 @@ impl SegmentResult {
         }
     }
 
-    /// The kind that it is counted as.
+    /// Returns the kind under which it is counted.
     pub(crate) fn kind(&self, tag: Tag, direction: Direction) -> DmaKind {
         DmaKind {
             purpose: tag.purpose,
@@ -43,7 +43,7 @@ impl SegmentResult {
         }
     }
 
-    /// The owner of the memory that was accessed, none after a failure.
+    /// Returns the owner of the accessed memory, or [`Completer::None`] after a failure.
     pub(crate) fn completer(&self) -> Completer {
         match self.outcome {
             Ok(()) => self.completer,

@@ -18,7 +18,7 @@ use crate::requester::Requester;
 use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
-/// How much is copied before a waiting change of the memory map is let in.
+/// The number of bytes that are copied before a waiting change of the memory map is let in.
 const HOLD: usize = 256 << 10;
 
 const PURPOSES: usize = 5;
@@ -27,33 +27,35 @@ const DIRECTIONS: usize = 2;
 /// One thread's access to memory. Its requests take the same routes and are recorded like those of the [`Requester`];
 /// direct copies cost less.
 ///
-/// A session remembers the last direct route for each purpose and direction, and keeps what they depend on from changing from
-/// one request to the next. So no change of the memory map, of a window or of bus mastering is answered until the session
-/// has been [released](Session::release), or has moved some 100 KiB, and from then on no route of before is used. **Release
-/// it before waiting for anything**: another lock, another thread, a disk.
+/// A session remembers the last direct route for each purpose and direction, and keeps the routes'
+/// state from changing between requests. No change of the memory map, of a window or of bus
+/// mastering is therefore answered until the session has been [released](Session::release), or has
+/// moved some 100 KiB. From then on no earlier route is used. **Release it before waiting for
+/// anything**: another lock, another thread, a disk.
 pub struct Session {
     requester: Arc<Requester>,
     /// Locked while the session relies on its routes.
     reader: ReaderSlot,
-    /// How often the routes had changed when these were found.
+    /// The generation of the routes when these were found.
     generation: u64,
     last_routes: [[Option<DirectRoute>; DIRECTIONS]; PURPOSES],
-    /// What was known of the peers' windows then. None without a switch.
+    /// The knowledge of the peers' windows at that time. `None` without a switch.
     changes: Option<Arc<PeerChanges>>,
-    /// Whether that was all when the request began ([`Session::learn`], [`Session::reaches`]).
+    /// `true` if the knowledge was complete when the request began ([`Session::learn`],
+    /// [`Session::reaches`]).
     has_learned: bool,
     /// The routes of the last words, by direction.
     words: [Option<DirectRoute>; DIRECTIONS],
-    /// Bytes that have been moved since it was locked.
+    /// Bytes that have been moved since the session was locked.
     moved: usize,
-    /// An empty list for the ranges of the next transfer: no command allocates one.
+    /// An empty list for the ranges of the next transfer, so that commands do not allocate one.
     ranges: Vec<PinnedRange>,
-    /// Where its copies are counted.
+    /// The counters' slot for its copies.
     slot: CounterSlot,
 }
 
 impl Session {
-    /// A session without routes, which keeps nothing from changing.
+    /// Makes a session without routes, which keeps nothing from changing.
     pub fn new(requester: Arc<Requester>) -> Self {
         Self {
             reader: requester.reader_slot(),
@@ -69,7 +71,7 @@ impl Session {
         }
     }
 
-    /// The requester of the session.
+    /// Returns the requester of the session.
     pub fn requester(&self) -> &Requester {
         &self.requester
     }
@@ -81,7 +83,8 @@ impl Session {
         self.has_learned = false;
     }
 
-    /// Releases it and forgets the routes, and with them memory that may have been unmapped.
+    /// Releases the session and forgets its routes, and with them memory that may have been
+    /// unmapped.
     pub fn forget(&mut self) {
         self.release();
         self.last_routes = Default::default();
@@ -104,9 +107,11 @@ impl Session {
         done.unwrap_or_else(|| self.requester.read(tag, address, data))
     }
 
-    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. A reader that sees a word of an entry, if
-    /// they are aligned, also sees what comes before it in the entry, and earlier DMA is counted by then. In memory that is mapped here the
-    /// entries become visible in their order; those that the client writes are sent to it together, and a reader must look at them in turn.
+    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. A reader
+    /// that sees an aligned word of an entry also sees all earlier bytes of the entry, and earlier
+    /// DMA is counted by then. In memory that is mapped here the entries become visible in order.
+    /// Entries that the client writes are sent to it together, so a reader must look at them in
+    /// turn.
     pub fn write_entries(
         &mut self,
         tag: impl Into<Tag>,
@@ -122,15 +127,17 @@ impl Session {
         self.has_learned = false;
         done.unwrap_or_else(|| {
             let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
-            // Lengths first: no address is computed beyond the last entry, which may end at 2^64.
+            // Lengths come first, so that no address is computed beyond the last entry, which may
+            // end at 2^64.
             let list = lengths.zip((address..).step_by(entry_bytes));
             let list = list.map(|(len, address)| (address, len));
             self.requester.scatter(tag, list, data)
         })
     }
 
-    /// Moves `len` bytes between `address` and `memory` from `offset` on, which a read fills, by one copy, if all of what is
-    /// at the address is memory that is mapped here. If not, or if not all windows of the peers are known, nothing is done.
+    /// Moves `len` bytes between `address` and `memory` from `offset` on by one copy, if all memory
+    /// at the address is mapped here. A read fills `memory`. Does nothing and returns `None` if it
+    /// is not, or if not all windows of the peers are known.
     pub fn transfer(
         &mut self,
         tag: impl Into<Tag>,
@@ -151,9 +158,11 @@ impl Session {
         )
     }
 
-    /// To be called as a request begins: waits until all windows of the peers are known, for as long as a request of the [`Requester`] does.
-    /// What changes from here on delays no part of the request, until the session is released or the next request begins. A window that is
-    /// closed where this thread has pinned memory delays it by 250 ms, as the pin does not end meanwhile.
+    /// Waits until all windows of the peers are known, for as long as a request of the
+    /// [`Requester`] does. Must be called when a request begins. Later changes delay no part of the
+    /// request, until the session is released or the next request begins. A window that is closed
+    /// where this thread has pinned memory delays it by 250 ms, since the pin does not end during
+    /// the wait.
     pub fn learn(&mut self) {
         self.hold();
         if self.misses_changes() {
@@ -164,8 +173,9 @@ impl Session {
         self.has_learned = true;
     }
 
-    /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read or written, and all windows of the peers are
-    /// known. It stays so until the session is released, and the request that begins so needs no message.
+    /// Returns `true` if all of `len` bytes at `address` is memory that is mapped here and may be
+    /// read or written, and all windows of the peers are known. This remains so until the session
+    /// is released, and the request that begins this way needs no message.
     pub fn reaches(
         &mut self,
         purpose: Purpose,
@@ -183,8 +193,9 @@ impl Session {
         is_reached
     }
 
-    /// Pins the memory of a scatter-gather list, addresses and lengths, for a request that the kernel carries out. `None`
-    /// if not all of it is memory that is mapped here, or not all windows of the peers are known.
+    /// Pins the memory of a scatter-gather list, addresses and lengths, for a request that the
+    /// kernel executes. Returns `None` if not all of it is memory that is mapped here, or not all
+    /// windows of the peers are known.
     pub fn pin(
         &mut self,
         tag: impl Into<Tag>,
@@ -198,8 +209,9 @@ impl Session {
         Some(Pinned::new(requester, tag, direction, started, ranges))
     }
 
-    /// Puts the ranges of a request into `self.ranges`, and keeps their routes from changing; when the request began. `None` if not all
-    /// of it is memory that is mapped here.
+    /// Collects the ranges of a request in `self.ranges`, and keeps their routes from changing.
+    /// Returns the time at which the request began, or `None` if not all of it is memory that is
+    /// mapped here.
     fn collect(
         &mut self,
         purpose: Purpose,
@@ -225,7 +237,8 @@ impl Session {
         all.map(|()| started)
     }
 
-    /// Splits an entry of the list into ranges where the memory changes; `None` if some of it is not mapped here.
+    /// Splits an entry of the list into ranges where the memory changes. Returns `None` if some of
+    /// it is not mapped here.
     fn cut(
         &mut self,
         purpose: Purpose,
@@ -256,9 +269,10 @@ impl Session {
         Some(())
     }
 
-    /// Reads the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
-    /// recorded, takes no time on any link, and its address is not translated by the function: it is for words that are
-    /// polled, such as doorbells in the guest's memory. A window of a peer that is opened meanwhile is known a moment later. It fails while
+    /// Reads the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here.
+    /// This is for polled words, such as doorbells in guest memory: it is not a request and not
+    /// recorded, takes no time on any link, and the function does not translate its address. A
+    /// peer's window that is opened at the same time is seen a moment later. Returns `None` while
     /// the link is down.
     pub fn load(&mut self, address: u64) -> Option<u32> {
         self.word(address, Direction::Read, |memory, offset| {
@@ -266,15 +280,16 @@ impl Session {
         })
     }
 
-    /// Writes the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here; whether they are. It is no
-    /// request and not recorded, as with [`Session::load`].
+    /// Writes the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here.
+    /// Returns `true` if they are. It is not a request and not recorded, as with [`Session::load`].
     pub fn store(&mut self, address: u64, value: u32) -> bool {
         let store = |memory: &MemoryFile, offset| memory.store(offset, value).ok();
         self.word(address, Direction::Write, store).is_some()
     }
 
-    /// Has the processor fetch `len` bytes at `address`, which may be read soon, if the last read for the same purpose was from
-    /// memory around them, and the session is locked. It is no request, and nothing is recorded.
+    /// Prefetches `len` bytes at `address`, which may be read soon, if the session is locked and
+    /// the last read for the same purpose was from memory around them. It is not a request and not
+    /// recorded.
     pub fn prefetch(&self, purpose: Purpose, address: u64, len: u64) {
         let known = self.last_routes.get(purpose as usize);
         let known = known.and_then(|routes| routes.get(Direction::Read as usize)?.as_ref());
@@ -307,7 +322,7 @@ impl Session {
         access(&direct.span.file, direct.offset(address, last)?)
     }
 
-    /// Does a request by one copy, if it can be. If not, the session is released.
+    /// Executes a request by one copy, if possible. Otherwise releases the session.
     fn copy(
         &mut self,
         tag: Tag,
@@ -356,7 +371,7 @@ impl Session {
         Some(outcome)
     }
 
-    /// Keeps the routes from changing, and forgets routes if it has changed.
+    /// Keeps the routes from changing, and forgets the session's routes if they have changed.
     #[inline]
     fn hold(&mut self) {
         if self.reader.is_locked() {
@@ -372,14 +387,14 @@ impl Session {
         }
     }
 
-    /// Whether the peers' windows have changed in a way that is not known yet.
+    /// Returns `true` if the peers' windows have changed in a way that is not known yet.
     #[inline]
     fn misses_changes(&self) -> bool {
         let changes = self.changes.as_ref();
         changes.is_some_and(|changes| changes.missed().is_some())
     }
 
-    /// The direct route for a request, and where in its memory the request starts.
+    /// Returns the direct route for a request, and the offset of the request in its memory.
     #[inline]
     fn find(
         &mut self,
@@ -412,7 +427,8 @@ mod tests {
     use crate::counters::Count;
     use crate::{DmaKind, MapAccess, OwnWindow, OwnWindowMemory, Route, WindowId};
 
-    /// RAM at 0x1000..0x3000 in two mappings of one file, read-only RAM at 0x3000, own memory at 0x9000..0xa000.
+    /// RAM at 0x1000..0x3000 in two mappings of one file, read-only RAM at 0x3000, own memory at
+    /// 0x9000..0xa000.
     fn requester() -> (Arc<Requester>, MemoryFile) {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", 0x4000).unwrap();
@@ -550,7 +566,8 @@ mod tests {
         assert_eq!(write(&mut session, 0x1000), Some(Ok(())));
         let session_holds = std::thread::scope(|scope| {
             let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
-            // It is answered only once the session is released: until then the copies continue.
+            // The change is answered only once the session is released: until then the copies
+            // continue.
             let before = write(&mut session, 0x1008);
             session.release();
             change.join().unwrap();

@@ -1,20 +1,20 @@
-//! The tag of a request: its purpose, and the queue and command that it is made for.
+//! The tag of a request: its purpose, and the queue and command on whose behalf it is made.
 
 use peerbar_dma_log::{Origin, Purpose};
 
 /// The purpose and the origin of a request.
 ///
-/// Made from a [`Purpose`] alone where the device itself is the origin.
+/// A [`Purpose`] alone becomes a tag whose origin is the device itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// What it is for.
+    /// The purpose.
     pub purpose: Purpose,
-    /// The queue and command that it is made for.
+    /// The queue and command on whose behalf it is made.
     pub origin: Origin,
 }
 
 impl Tag {
-    /// A request for that purpose, on behalf of `origin`.
+    /// Makes the tag of a request on behalf of `origin`.
     pub fn new(purpose: Purpose, origin: Origin) -> Self {
         Self { purpose, origin }
     }

@@ -1,22 +1,23 @@
-//! The way up: requests that the client (QEMU) carries out for the device.
+//! The way up: requests that the client (QEMU) executes for the device.
 
 use thiserror::Error;
 
 use crate::buffer::Buffer;
 
-/// Memory reached by asking the client, which walks its IOMMU.
+/// Memory that is reached by asking the client, which walks its IOMMU.
 ///
-/// A call blocks until the client has answered, so it is never made by the thread that answers region accesses.
+/// A call blocks until the client has answered, so the thread that answers region accesses must
+/// never make one.
 pub trait Upstream: Send + Sync {
-    /// Carries out `asks`, many at a time and in any order, and sets the outcome of each. Once one has failed, or
-    /// `may_go_on`, which is called before each message, returns false, nothing more is sent: what is not sent comes after
-    /// all that is. Waits for what has been sent.
+    /// Executes `asks`, many at a time and in any order, and sets the outcome of each. Calls
+    /// `may_go_on` before each message. Once that returns `false` or a request has failed, nothing
+    /// more is sent, and all unsent requests come after the sent ones. Waits for the sent ones.
     fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool);
 
-    /// Ends the connection to the client, if there is one: for it, the device is gone.
+    /// Ends the connection to the client, if there is one: for the client, the device is gone.
     fn disconnect(&self) {}
 
-    /// Has the thread that answers the client look at the device's link.
+    /// Wakes the thread that answers the client, to look at the device's link.
     fn wake(&self) {}
 }
 
@@ -25,14 +26,14 @@ pub trait Upstream: Send + Sync {
 pub struct Ask<'a> {
     /// An IOVA or bus address.
     pub address: u64,
-    /// What is read or written there.
+    /// The data to read or write.
     pub data: Buffer<'a>,
-    /// Its outcome; none while nothing of it has been sent.
+    /// The outcome; `None` while nothing of the request has been sent.
     pub outcome: Option<Result<(), UpstreamError>>,
 }
 
 impl<'a> Ask<'a> {
-    /// Nothing of it has been sent.
+    /// Makes a request that has not been sent.
     pub fn new(address: u64, data: Buffer<'a>) -> Self {
         Self {
             address,
@@ -42,7 +43,7 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// Why a request to the client failed.
+/// The reason why a request to the client failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UpstreamError {
     /// The client refused it: no mapping, no permission, bus mastering off.
@@ -57,7 +58,8 @@ pub enum UpstreamError {
     /// It was not sent: the client serves no DMA.
     #[error("this process has not mapped it, and the client serves no DMA")]
     Unserved,
-    /// Not all of it was sent: another part of the request had failed, or the function may no longer issue requests.
+    /// It was not sent completely: another part of the request had failed, or the function may no
+    /// longer issue requests.
     #[error("stopped before all of it was asked")]
     Stopped,
 }

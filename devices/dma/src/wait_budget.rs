@@ -1,14 +1,14 @@
-//! How long changes wait for transfers in all: a token bucket of time.
+//! Limits the total time that changes wait for transfers: a token bucket of time.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// One part in this many of the time that passes is given back.
+/// One part in this many of the passing time is refilled.
 const REFILL: u32 = 100;
 
-/// Time that may be spent waiting. A hundredth of the time that passes comes back, so that those who are waited for delay their waiter by
-/// a hundredth of its time, whatever they do.
+/// Time that may be spent waiting. A hundredth of the passing time is refilled, so that no transfer
+/// can delay the waiting thread for more than a hundredth of its time.
 #[derive(Debug)]
 pub(crate) struct WaitBudget {
     whole: Duration,
@@ -33,12 +33,12 @@ impl WaitBudget {
         }
     }
 
-    /// What is left of it.
+    /// Returns the time left.
     pub(crate) fn left(&self, now: Instant) -> Duration {
         self.whole.saturating_sub(self.refilled(now).time)
     }
 
-    /// Spends some of it, which ends now.
+    /// Spends a wait that ends now.
     pub(crate) fn spend(&self, now: Instant, time: Duration) {
         let mut spent = self.refilled(now);
         spent.time = spent.time.saturating_add(time);
@@ -69,7 +69,7 @@ mod tests {
         budget.spend(start, ms(50));
         assert_eq!(budget.left(start + ms(5_000)), Duration::ZERO);
         assert_eq!(budget.left(start + ms(6_000)), ms(10));
-        // A moment of before gives nothing back, and is not counted twice.
+        // An earlier time refills nothing, and is not counted twice.
         assert_eq!(budget.left(start), ms(10));
         assert_eq!(budget.left(start + ms(7_000)), ms(20));
         assert_eq!(budget.left(start + ms(90_000)), WHOLE);

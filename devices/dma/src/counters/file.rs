@@ -1,4 +1,5 @@
-//! The counter file of a device: where it counts once it shares its counters ([`counter_file`]).
+//! The counter file of a device, which holds its counts once it shares its counters
+//! ([`counter_file`]).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ pub struct CounterFile {
 }
 
 impl CounterFile {
-    /// Makes the file at `path`, in place of one that is there.
+    /// Creates the file at `path` and replaces an existing one.
     pub fn create(path: &Path) -> Result<Self, MappedFileError> {
         let header = counter_file::header(std::process::id());
         let bytes = counter_file::FILE_BYTES as u64;
@@ -23,7 +24,7 @@ impl CounterFile {
         Ok(Self { file })
     }
 
-    /// The numbers of a kind in that slot: DMAs that succeeded, their bytes, DMAs that failed.
+    /// Returns the numbers of a kind in that slot: successful DMAs, their bytes, failed DMAs.
     #[inline]
     pub(super) fn numbers(&self, slot: usize, kind: DmaKind) -> Option<[&AtomicU64; 3]> {
         let at = counter_file::numbers_at(slot, kind);
@@ -31,7 +32,7 @@ impl CounterFile {
         Some([number(0)?, number(1)?, number(2)?])
     }
 
-    /// The number of an event.
+    /// Returns the counter of an event.
     pub(super) fn event(&self, event: DeviceEvent) -> Option<&AtomicU64> {
         self.file
             .region
@@ -39,7 +40,7 @@ impl CounterFile {
             .ok()
     }
 
-    /// Says that the device counts the doorbells of its client.
+    /// Declares that the device counts its client's doorbells.
     pub(super) fn set_counts_doorbells(&self) {
         let at = counter_file::counts_doorbells_at();
         if let Ok(number) = self.file.region.get_atomic_ref::<AtomicU64>(at) {

@@ -9,18 +9,19 @@ use crate::buffer::Buffer;
 use crate::hints;
 use crate::memory_error::MemoryError;
 
-/// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
-/// completion entry holds its phase tag and must become visible last.
+/// Aligned accesses up to this size are done word by word in ascending order, as a bus does them:
+/// the last word of a completion entry holds its phase tag and must become visible last.
 const ORDERED_LIMIT: usize = 64;
 const QUADWORD: usize = 8;
-/// An entry of an EFA has its phase in a word of 4 bytes.
+/// An EFA queue entry has its phase in a word of 4 bytes.
 const DOUBLEWORD: usize = 4;
 
-/// Bytes of a cache line, and how many are fetched before they are copied: the processor finds out about what follows.
+/// Size of a cache line, and the number of bytes that are prefetched before a copy. The processor's
+/// own prefetcher finds the rest.
 const LINE: usize = 64;
 const AHEAD: usize = 512;
 
-/// Pages of memory files, and what is written at a time where they cannot be given back.
+/// Page size of memory files, and the size of a write where pages cannot be returned to the host.
 const PAGE: u64 = 4096;
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -58,8 +59,8 @@ impl MappedMemory {
         self.intact()
     }
 
-    /// Copies `data` into the memory at `offset`. A reader that sees a word of 4 bytes of it, if both are multiples of such words, also sees
-    /// all that comes before the word, and all that was written before.
+    /// Copies `data` into the memory at `offset`. If both are multiples of 4 bytes, a reader that
+    /// sees a word of 4 bytes of the data also sees all words before it and all earlier writes.
     pub(crate) fn write_in_order(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
         let slice = self.slice(offset, data.len())?;
         let stored = if is_words::<QUADWORD>(offset, data.len()) {
@@ -74,7 +75,7 @@ impl MappedMemory {
         self.intact()
     }
 
-    /// Makes `len` bytes at `offset` zeros: by `give_back`, which takes offset and length, where they are whole pages.
+    /// Zeroes `len` bytes at `offset`. Calls `give_back` with offset and length for whole pages.
     pub(crate) fn zero_by(
         &self,
         offset: u64,
@@ -110,7 +111,7 @@ impl MappedMemory {
         to_offset: u64,
         len: usize,
     ) -> Result<(), MemoryError> {
-        // What is lost already reads as zeros, which are not brought anywhere.
+        // Lost memory already reads as zeros, which must not be copied.
         self.intact()?;
         let from = self.slice(offset, len)?;
         from.copy_to_volatile_slice(to.slice(to_offset, len)?);
@@ -118,14 +119,14 @@ impl MappedMemory {
         to.intact()
     }
 
-    /// Whether the `len` bytes at `offset` may be accessed now.
+    /// Checks that the `len` bytes at `offset` may be accessed now.
     pub(crate) fn check_access(&self, offset: u64, len: usize) -> Result<(), MemoryError> {
         self.slice(offset, len)?;
         self.intact()
     }
 
-    /// Has the processor fetch the first of the `len` bytes at `offset`, which are going to be copied soon. If they are no
-    /// memory, nothing is done.
+    /// Prefetches the first of the `len` bytes at `offset`, which will be copied soon. Does nothing
+    /// if they are out of range.
     pub fn prefetch(&self, offset: u64, len: u64) {
         let len = usize::try_from(len).map_or(AHEAD, |len| len.min(AHEAD));
         if let Ok(slice) = self.slice(offset, len) {
@@ -135,12 +136,14 @@ impl MappedMemory {
         }
     }
 
-    /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. What is read after it is not older.
+    /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. Later reads see memory that
+    /// is no older.
     pub fn load(&self, offset: u64) -> Result<u32, MemoryError> {
         self.load_word(offset).map(u32::from_le)
     }
 
-    /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. What was written before it is seen before it.
+    /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. Earlier writes become
+    /// visible first.
     pub fn store(&self, offset: u64, value: u32) -> Result<(), MemoryError> {
         self.slice(offset, size_of::<u32>())?
             .store(value.to_le(), 0, Ordering::Release)
@@ -148,7 +151,7 @@ impl MappedMemory {
         self.intact()
     }
 
-    /// The 8 bytes at `offset`, a multiple of 8, in one access.
+    /// Reads the 8 bytes at `offset`, a multiple of 8, in one access.
     pub(crate) fn load_long(&self, offset: u64) -> Result<u64, MemoryError> {
         self.load_word(offset).map(u64::from_le)
     }
@@ -162,7 +165,8 @@ impl MappedMemory {
         Ok(word)
     }
 
-    /// Replaces the 8 bytes at `offset`, a multiple of 8, by `next` of them, in one atomic step; the new value.
+    /// Replaces the 8 bytes at `offset`, a multiple of 8, by `next` of their value, in one atomic
+    /// step. Returns the new value.
     pub(crate) fn update(
         &self,
         offset: u64,
@@ -183,7 +187,7 @@ impl MappedMemory {
     }
 }
 
-/// Stores `data` in words of `N` bytes, each after those before it.
+/// Stores `data` in words of `N` bytes, in order.
 fn store_in_order<T: AtomicAccess, const N: usize>(
     slice: &VolatileSlice<'_>,
     data: &[u8],

@@ -1,4 +1,4 @@
-//! What readers and writers do to each other, in every order of events that the memory model allows.
+//! Models of readers and writers, in every order of events that the memory model allows.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -8,7 +8,8 @@ use super::{BigReaderLock, ReaderSlot};
 
 const PREEMPTIONS: usize = 3;
 
-/// What readers look at under the lock and only a writer changes. A meeting of the two fails the model.
+/// The data that readers use under the lock and only a writer changes. The model fails if the two
+/// meet.
 #[derive(Default)]
 struct Scene {
     lock: BigReaderLock,
@@ -21,7 +22,7 @@ impl Scene {
         self.routes.with_mut(|_| ());
     }
 
-    /// Locks and unlocks; the number of writers before.
+    /// Locks and unlocks. Returns the number of earlier writers.
     fn read(&self, slot: &mut ReaderSlot) -> u64 {
         let generation = slot.lock();
         self.routes.with(|_| ());
@@ -30,7 +31,8 @@ impl Scene {
     }
 }
 
-/// Tries a scene in every order of events with at most [`PREEMPTIONS`] switches away from a thread that could go on.
+/// Runs a scene in every order of events with at most [`PREEMPTIONS`] switches away from a thread
+/// that could continue.
 fn every_order(scene: impl Fn(Arc<Scene>) + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);

@@ -1,4 +1,4 @@
-//! What the lock is made of: with the feature `loom`, types with which every order of events is tried.
+//! The lock's primitives. With the feature `loom` they try every order of events.
 
 #[cfg(feature = "loom")]
 pub(super) use loom::sync::{

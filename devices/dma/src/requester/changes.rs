@@ -20,7 +20,8 @@ use super::drain::Drain;
 pub struct BusMastering(u32);
 
 impl BusMastering {
-    /// Whether it is on. A function that is no bus master issues no request, and no message of an interrupt (PCIe Base 6.0, 7.5.1.1.3).
+    /// Returns `true` if it is on. A function that is not a bus master issues no request, and no
+    /// interrupt message (PCIe Base 6.0, 7.5.1.1.3).
     pub fn is_on(self) -> bool {
         self.0 % 2 == 1
     }
@@ -38,12 +39,14 @@ impl BusMastering {
 }
 
 impl Requester {
-    /// Command register, Bus Master Enable. Once off, every request is refused, and none is in progress.
+    /// Sets Bus Master Enable of the command register. Once it is off, every request is refused,
+    /// and none is in progress.
     pub fn set_bus_master(&self, on: bool) {
         let mut routes = self.change();
         if routes.bus_master != on {
             routes.bus_master = on;
-            // With the routes locked: a request that is refused for it fails after this.
+            // With the routes locked, so that a request that is refused for this reason fails
+            // afterwards.
             self.bus_mastering.fetch_add(1, Ordering::AcqRel);
             self.note(|| Event::BusMaster(on));
         }
@@ -53,13 +56,13 @@ impl Requester {
         }
     }
 
-    /// Whether bus mastering is on at this moment.
+    /// Reads bus mastering.
     pub fn bus_mastering(&self) -> BusMastering {
         BusMastering(self.bus_mastering.load(Ordering::Acquire))
     }
 
-    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None is in progress once the
-    /// returned [`Drain`] is dropped.
+    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. No
+    /// request is in progress once the returned [`Drain`] is dropped.
     pub fn halt(&self) -> Drain<'_> {
         let mut routes = self.change();
         routes.halted = true;
@@ -67,15 +70,16 @@ impl Requester {
         self.drain(vec![AddressRange::ALL])
     }
 
-    /// Ends a [`Requester::halt`], once nothing of the time before is left.
+    /// Ends a [`Requester::halt`], once nothing from before the reset is left.
     pub fn resume(&self) {
         let mut routes = self.change();
         routes.halted = false;
         self.note(|| Event::Reset(false));
     }
 
-    /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
-    /// is closed. No request uses the previous window once the returned [`Drain`] is dropped.
+    /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is
+    /// empty or wraps around is closed. No request uses the previous window once the returned
+    /// [`Drain`] is dropped.
     pub fn set_window(&self, id: WindowId, window: Option<OwnWindow>) -> Drain<'_> {
         let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
         let new = window.as_ref().map(OwnWindow::addresses);
@@ -92,13 +96,13 @@ impl Requester {
         self.drain(if old == new { Vec::new() } else { met })
     }
 
-    /// Transfers on the function's own link take time from now on.
+    /// Makes transfers on the function's own link take time.
     pub fn set_link(&self, link: Link) {
         self.change().links.set_own(link);
     }
 
     pub(super) fn change(&self) -> Change<'_> {
-        // In this order, as a thread with a locked slot takes the other lock.
+        // In this order, since a thread with a locked slot takes the other lock.
         let guard = self.reader_lock.write();
         Change {
             routes: self.routes.write(),
@@ -107,7 +111,7 @@ impl Requester {
     }
 }
 
-/// The routes while no other thread uses them.
+/// The routes, while no other thread uses them.
 pub(super) struct Change<'a> {
     routes: RwLockWriteGuard<'a, RouteTable>,
     _guard: WriteGuard<'a>,

@@ -1,4 +1,4 @@
-//! Changes of the routes that wait for the transfers that have begun before.
+//! Changes of the routes that wait for earlier transfers.
 
 use std::time::Instant;
 
@@ -7,15 +7,16 @@ use crate::switch_limits::CLOSING_TIME_OUT;
 
 use super::Requester;
 
-/// A change after which no new transfer uses the addresses that it took away. Dropping this waits for the transfers that had
-/// begun there before.
+/// A change after which no new transfer uses the addresses that it took away. Dropping it waits for
+/// transfers that had begun there before.
 ///
-/// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
+/// It must **not be dropped while a lock is held** that such transfers need to finish.
 pub struct Drain<'a> {
     requester: &'a Requester,
-    /// What was taken away.
+    /// The ranges that were taken away.
     pub(super) ranges: Vec<AddressRange>,
-    /// How it waits: without end, or for peers' windows only for as long as their owners do.
+    /// Waits for the transfers: without limit, or for peers' windows only for as long as their
+    /// owners wait.
     wait: fn(&Requester, &[AddressRange]),
 }
 
@@ -26,7 +27,8 @@ impl Drop for Drain<'_> {
 }
 
 impl Requester {
-    /// May be made before or after the release of the lock under which these addresses were taken away.
+    /// May be called before or after the release of the lock under which these addresses were taken
+    /// away.
     pub(super) fn drain(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
         Drain {
             requester: self,
@@ -35,7 +37,7 @@ impl Requester {
         }
     }
 
-    /// The same, of windows of peers.
+    /// Returns the same, for peers' windows.
     pub(super) fn drain_peers(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
         Drain {
             requester: self,
@@ -44,8 +46,8 @@ impl Requester {
         }
     }
 
-    /// Waits until no transfer that has begun by now uses these addresses. Not to be called with a lock held that is needed to
-    /// carry such transfers to their end.
+    /// Waits until no transfer that has begun by now uses these addresses. Must not be called with
+    /// a lock held that such transfers need to finish.
     pub(crate) fn wait_for_transfers(&self, ranges: &[AddressRange]) {
         let lent = || {
             let mut mapped = self.client_memory.lock().mapped();
@@ -58,8 +60,9 @@ impl Requester {
         }
     }
 
-    /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer, and a
-    /// second for many in a row. Its lease has ended, so what is moved later fails.
+    /// Like [`Requester::wait_for_transfers`], for peers' windows: at most 250 ms, since the owner
+    /// of a window waits no longer, and a second for many in a row. The window's lease has ended,
+    /// so later transfers fail.
     fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
         let began = Instant::now();
         let left = self.peer_wait_budget.left(began).min(CLOSING_TIME_OUT);

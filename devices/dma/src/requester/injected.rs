@@ -1,4 +1,4 @@
-//! Injected faults: their rules, and what they do to segments of a DMA and to mappings.
+//! Injected faults: their rules, and their effect on DMA segments and mappings.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -20,12 +20,12 @@ use super::Requester;
 use super::transfer::LINK_WAIT;
 
 impl Requester {
-    /// The rules by which faults are injected into what the function does.
+    /// Returns the fault rules of the function.
     pub fn faults(&self) -> &Faults {
         &self.faults
     }
 
-    /// Puts a rule in force.
+    /// Activates a rule.
     pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
         let text = rule.to_string();
         let fired = self.faults.add(rule)?;
@@ -38,7 +38,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Notes that a fault was injected. Removes the device, or takes its link down, if that is the fault.
+    /// Notes an injected fault. Removes the device, or takes its link down, if the fault says so.
     pub fn note_injected(&self, origin: Origin, fired: &Fired) {
         log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
         self.counters.happened(DeviceEvent::InjectedFault);
@@ -67,13 +67,15 @@ impl Requester {
         }
     }
 
-    /// Whether a rule may inject a fault into a DMA, or the link is down. Then all of it goes by the requester, segment by segment.
+    /// Returns `true` if a rule may inject a fault into a DMA, or the link is down. All DMA must
+    /// then go through the requester, segment by segment.
     #[inline]
     pub(crate) fn injects(&self) -> bool {
         self.faults().is_armed(Kind::Dma) || !self.link_is_up()
     }
 
-    /// The fault that a rule injects into the first segment of a request, which is delayed in here.
+    /// Returns the fault that a rule injects into the first segment of a request. A delay is spent
+    /// in here.
     #[inline]
     pub(super) fn injected(&self, tag: Tag, address: u64, buffer: &Buffer<'_>) -> Option<Action> {
         self.injects()
@@ -108,7 +110,8 @@ impl Requester {
         }
     }
 
-    /// The fault that a rule injects into a mapping, which is delayed in here; whether the mapping is made.
+    /// Injects a rule's fault into a mapping. A delay is spent in here. Returns an error if the
+    /// mapping must fail.
     pub(super) fn injects_into_mapping(&self, iova: u64, size: u64) -> Result<(), MapError> {
         if !self.faults().is_armed(Kind::Mapping) {
             return Ok(());

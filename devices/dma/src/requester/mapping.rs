@@ -17,9 +17,10 @@ use super::Requester;
 use super::changes::Change;
 
 impl Requester {
-    /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
-    /// without, over a device. Memory that cannot be mapped here is reached through the client. Refused are more than a client
-    /// may lend ([`MapError::TooMuch`]), and a file that ends before the mapping does ([`MapError::PastFile`]).
+    /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and
+    /// an offset in it) or, without it, over a device. Memory that cannot be mapped here is reached
+    /// through the client. Fails if the client lends too much ([`MapError::TooMuch`]), or the file
+    /// ends before the mapping does ([`MapError::PastFile`]).
     pub fn map(
         &self,
         iova: u64,
@@ -49,7 +50,8 @@ impl Requester {
         Ok(())
     }
 
-    /// What is behind a mapping of `size` bytes at `iova` for which the client lends memory.
+    /// Returns the backing of a mapping of `size` bytes at `iova` for which the client lends
+    /// memory.
     fn lent(
         &self,
         file: LentFile,
@@ -82,12 +84,14 @@ impl Requester {
         }
     }
 
-    /// Takes the span from `iova` to `last` (inclusive) out of the map. Once this returns, no DMA touches it.
+    /// Removes the span from `iova` to `last` (inclusive) from the map. Once this returns, no DMA
+    /// touches it.
     pub fn unmap(&self, iova: u64, last: u64) {
         self.take_out(self.change(), iova, last);
     }
 
-    /// Like [`Self::unmap`], for a client: fails, and changes nothing, if more mappings would be left than a client may have.
+    /// Like [`Self::unmap`], for a client: fails, and changes nothing, if it would leave more
+    /// mappings than a client may have.
     pub fn try_unmap(&self, iova: u64, last: u64) -> Result<(), MapError> {
         let routes = self.change();
         routes.map.check_unmap(iova, last)?;
@@ -102,7 +106,7 @@ impl Requester {
         }
         let range = AddressRange { first: iova, last };
         if self.pins.meet(range) {
-            // It is recorded after the transfers that still use this mapping.
+            // Recorded after the transfers that still use this mapping.
             drop(routes);
             self.wait_for_transfers(&[range]);
         }

@@ -1,4 +1,4 @@
-//! The switch, the windows of peers and the memory that they lend.
+//! The switch, the windows of peers, and the memory that they lend.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,18 +19,21 @@ use super::Requester;
 use super::drain::Drain;
 
 impl Requester {
-    /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.
+    /// Sets the switch's treatment of requests to peers, and the way to those of their windows that
+    /// are not memory.
     pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
         *self.peers.write() = Some(peers);
         self.change().peer_routing = routing;
     }
 
-    /// The function is below a switch, or is again, that counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]).
-    /// Each request waits until all changes of before are known ([`Requester::know_changes`]); below a switch that was lost before, once all of
-    /// before the attachment are. After 4 s the switch is taken for lost, as by [`Requester::lose_peers`], and left ([`Peers::give_up`]).
+    /// Attaches the function, for the first time or again, to a switch that counts the changes of
+    /// its peers' windows in `fd` ([`crate::ChangeCount`]). Each request waits until all earlier
+    /// changes are known ([`Requester::know_changes`]). If a switch was lost before, requests wait
+    /// only once all changes before the attachment are known. After 4 s the switch is considered
+    /// lost, as by [`Requester::lose_peers`], and left ([`Peers::give_up`]).
     ///
     /// # Errors
-    /// Those of mapping it: [`MemoryError::NotInMemory`], [`MemoryError::Os`].
+    /// [`MemoryError::NotInMemory`] or [`MemoryError::Os`] if `fd` cannot be mapped.
     pub fn set_changes(&self, fd: OwnedFd) -> Result<(), MemoryError> {
         let mut routes = self.change();
         let changes = PeerChanges::new(fd, routes.has_lost_peers)?;
@@ -42,7 +45,7 @@ impl Requester {
         Ok(())
     }
 
-    /// All changes up to this count have been set.
+    /// Declares that all changes up to this count have been set.
     pub fn know_changes(&self, count: u64) {
         let changes = self.route_table().changes.clone();
         if let Some(changes) = changes {
@@ -50,7 +53,8 @@ impl Requester {
         }
     }
 
-    /// Leaves the switch that counts these changes, unless all up to this count are known now.
+    /// Leaves the switch that counts these changes, unless all changes up to this count are known
+    /// by now.
     pub(super) fn leave_switch(&self, changes: &Arc<PeerChanges>, count: u64) {
         let mut routes = self.change();
         let is_present = |present: &Arc<PeerChanges>| Arc::ptr_eq(present, changes);
@@ -64,7 +68,8 @@ impl Requester {
         }
     }
 
-    /// Transfers to and from a peer take time on its link, too, from now on. `meters` are that link's.
+    /// Makes transfers to and from a peer take time on its link, too. `meters` are those of that
+    /// link.
     pub fn set_peer_link(
         &self,
         peer: PeerId,
@@ -83,8 +88,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Replaces all windows of a peer. No copy uses those that have changed once the returned [`Drain`] is dropped, which waits for 250 ms at
-    /// most, as their owner does.
+    /// Replaces all windows of a peer. No copy uses the changed windows once the returned [`Drain`]
+    /// is dropped, which waits for at most 250 ms, as their owner does.
     pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> Drain<'_> {
         let mut routes = self.change();
         if let Some(recorder) = self.recorder.get() {
@@ -94,15 +99,16 @@ impl Requester {
         self.drain_peers(ranges)
     }
 
-    /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NONE`]'s, until
-    /// that has none any more. The switch says again how long their links take. No copy uses them once the returned [`Drain`] is
+    /// Handles the loss of the link to the switch: no peer can be reached, and requests to peers
+    /// fail. Their windows belong to [`PeerId::NONE`] until that owner has none left. A new switch
+    /// states the links' speeds again. No copy uses the windows once the returned [`Drain`] is
     /// dropped, as with [`Requester::set_peer`].
     pub fn lose_peers(&self) -> Drain<'_> {
         let ranges = self.forget_peers(&mut self.change());
         self.drain_peers(ranges)
     }
 
-    /// The addresses where the peers were.
+    /// Returns the addresses of the former windows.
     fn forget_peers(&self, routes: &mut RouteTable) -> Vec<AddressRange> {
         if let Some(changes) = routes.changes.take() {
             changes.end();
@@ -123,7 +129,7 @@ impl Requester {
         lost
     }
 
-    /// The span of `size` bytes at `offset` of memory that a peer lends.
+    /// Returns the span of `size` bytes at `offset` of memory that a peer lends.
     pub fn borrow_memory(
         &self,
         peer: PeerId,
@@ -134,7 +140,8 @@ impl Requester {
         self.peer_memory.lock().of(peer).span(file, offset, size)
     }
 
-    /// The span of `size` bytes at `offset` of the memory behind a peer's window, for as long as its lease lasts.
+    /// Returns the span of `size` bytes at `offset` of the memory behind a peer's window, under its
+    /// lease.
     pub fn borrow_window(
         &self,
         peer: PeerId,
@@ -147,7 +154,7 @@ impl Requester {
         pools.of(peer).leased(file, lease, offset, size)
     }
 
-    /// The leases of a peer's windows.
+    /// Returns the leases of a peer's windows.
     pub fn borrow_leases(&self, fd: OwnedFd) -> Result<PeerLeases, MemoryError> {
         PeerLeases::new(LentFile::new(fd))
     }

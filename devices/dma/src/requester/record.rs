@@ -1,4 +1,4 @@
-//! What is recorded of a function and counted: DMA, doorbells, interrupts and commands.
+//! Records and counts of a function: DMA, doorbells, interrupts and commands.
 
 use peerbar_dma_log::Origin;
 use peerbar_dma_log::counter_file::DeviceEvent;
@@ -13,20 +13,20 @@ use crate::tag::Tag;
 use super::Requester;
 
 impl Requester {
-    /// The record of every DMA so far.
+    /// Returns the counts of all DMA so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Has everything recorded from now on, for as long as the function lives. A second recorder is dropped.
+    /// Records everything from now on, for the life of the function. Ignores a second recorder.
     pub fn record_in(&self, recorder: Recorder) {
         if self.recorder.set(recorder).is_err() {
             log::error!("a function has one flight recorder");
         }
     }
 
-    /// Counts in this file from now on, for as long as the function lives, so that other processes see its counters. A
-    /// second file is dropped.
+    /// Counts in this file from now on, for the life of the function, so that other processes see
+    /// its counters. Ignores a second file.
     pub fn count_in(&self, file: CounterFile) {
         self.counters.share(file);
         self.share_ats(&self.route_table());
@@ -42,7 +42,7 @@ impl Requester {
         self.note(|| Event::RegisterWrite(event()));
     }
 
-    /// Notes that the client has written to registers in a way that means nothing there, and logs it.
+    /// Notes and logs a write of the client to registers that has no meaning there.
     pub fn ignored_write(&self, bar: u8, offset: u64, len: usize) {
         log::warn!(
             "a write of {len} bytes at {offset:#x} of BAR {bar} is ignored: it means nothing there"
@@ -51,23 +51,25 @@ impl Requester {
         self.note(|| Event::IgnoredWrite(IgnoredWrite { bar, offset, len }));
     }
 
-    /// The function counts the doorbells of its client from now on. Comes before [`Requester::count_in`].
+    /// Declares that the function counts its client's doorbells. Must precede
+    /// [`Requester::count_in`].
     pub fn count_doorbells(&self) {
         self.counters.count_doorbells();
     }
 
-    /// Counts that the client has written a doorbell of a queue.
+    /// Counts that the client has written a queue's doorbell.
     pub fn doorbell_of_client(&self, queue: u16) {
         self.counters.happened(DeviceEvent::Doorbell(queue));
     }
 
-    /// Notes that the client is about to be signalled, to interrupt the guest by an MSI-X vector, or 0 for the INTx pin.
+    /// Notes that the client is about to be signalled, to interrupt the guest by an MSI-X vector,
+    /// or 0 for the INTx pin.
     pub fn interrupt(&self, vector: u16) {
         self.counters.happened(DeviceEvent::Interrupt);
         self.note(|| Event::Interrupt { vector });
     }
 
-    /// Notes that a command begins. `opcode` is its device's number for what it asks.
+    /// Notes that a command begins. `opcode` is the device's own opcode.
     pub fn begin(&self, origin: Origin, opcode: u8) {
         self.note(|| Event::Begin { origin, opcode });
     }
@@ -77,7 +79,7 @@ impl Requester {
         self.note(|| Event::End { origin, status });
     }
 
-    /// The start time of a segment that is recorded: now.
+    /// Returns the start time of a recorded segment: now.
     pub(crate) fn started(&self) -> u64 {
         self.recorder.get().map_or(0, Recorder::clock)
     }

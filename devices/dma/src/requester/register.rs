@@ -1,4 +1,4 @@
-//! Writes to registers of other devices, as their doorbells.
+//! Writes to registers of other devices, such as doorbells.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -12,14 +12,16 @@ use crate::tag::Tag;
 use super::Requester;
 
 impl Requester {
-    /// Writes a register of another device by one access, at a multiple of its size. The device sees it after all that this
-    /// thread has written before by this requester (PCIe Base 6.0, 2.4.1), and has seen it when this returns. If memory is at
-    /// the address, it is written.
+    /// Writes a register of another device by one access, at a multiple of its size. The device
+    /// sees the write after all of this thread's earlier writes through this requester (PCIe Base
+    /// 6.0, 2.4.1), and has seen it when this returns. Memory at the address is written, too.
     ///
-    /// A write that the switch loses ([`PeerRouting::Drop`](crate::PeerRouting::Drop)) succeeds, as any other.
+    /// A write that the switch loses ([`PeerRouting::Drop`](crate::PeerRouting::Drop)) succeeds,
+    /// like any other.
     ///
     /// # Errors
-    /// [`DmaFault::Unaligned`] if the address is no multiple of the size; else as [`Requester::write`]. Nothing is written then.
+    /// [`DmaFault::Unaligned`] if the address is not a multiple of the size; otherwise as for
+    /// [`Requester::write`]. Nothing is written in that case.
     pub fn write_register(
         &self,
         origin: Origin,
@@ -38,7 +40,7 @@ impl Requester {
             };
             return self.account(tag, segment, &refused);
         }
-        // Copies of before are seen before it, whatever the way that it takes.
+        // Earlier copies become visible first, whatever the route of this write.
         fence(Ordering::SeqCst);
         self.write(tag, address, bytes.get(..len).unwrap_or_default())
     }

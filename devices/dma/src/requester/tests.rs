@@ -1,4 +1,4 @@
-//! A requester among mappings, windows, peers and a client.
+//! Tests of a requester with mappings, windows, peers and a client.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ use crate::session::Session;
 use crate::tag::Tag;
 use crate::upstream::{Ask, UpstreamError};
 
-/// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.
+/// A client with a device's memory at 0x8000..0x9000 that notes the requests it gets.
 #[derive(Default)]
 struct Client {
     memory: Mutex<Vec<u8>>,
@@ -122,7 +122,7 @@ fn count(requester: &Requester, route: Route, completer: Completer, direction: D
         .unwrap_or_default()
 }
 
-/// The failure of a segment of a request that the device itself has made.
+/// Returns the failure of a segment of a request that the device itself has made.
 fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
     DmaError {
         origin: Origin::Device,
@@ -311,7 +311,7 @@ fn forbidden_write_fails_even_if_the_client_swallows_it() {
         .unwrap();
 }
 
-/// A client that has the function reset while it answers.
+/// A client that resets the function while it answers.
 struct Resetting {
     requester: std::sync::Weak<Requester>,
     asked: Mutex<Vec<(u64, usize)>>,
@@ -380,7 +380,7 @@ fn request_reports_its_first_failure_and_counts_the_rest() {
     let refused = DmaFault::Upstream(UpstreamError::Refused(19));
     let error = requester.scatter(Purpose::Payload, list, &[0; 24]);
     assert_eq!(error, Err(failed(0xb000, 8, refused)));
-    // What comes behind a segment that fails here is not asked for, what comes before it is.
+    // Segments before one that fails here are requested, segments behind it are not.
     requester.set_window(
         WindowId::Bar(0),
         Some(OwnWindow {
@@ -534,7 +534,7 @@ fn an_unmapped_span_is_gone() {
     assert_eq!(*client.asked.lock(), [(0x1000, 1)]);
 }
 
-/// A peer with registers at 0x2_0000..0x2_1000 that notes what is written and reads as 7.
+/// A peer with registers at 0x2_0000..0x2_1000 that notes writes and reads as 7.
 #[derive(Default)]
 struct Registers(Mutex<Vec<(u64, Vec<u8>)>>);
 
@@ -550,7 +550,8 @@ impl Peers for Registers {
     }
 }
 
-/// The same requester below a switch with peer 3, which has memory at 0x1_0000..0x1_1000, and peer 4.
+/// Returns the same requester below a switch with peer 3, which has memory at 0x1_0000..0x1_1000,
+/// and peer 4.
 fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>, Span) {
     let (requester, client) = requester();
     let registers = Arc::new(Registers::default());
@@ -627,7 +628,7 @@ impl Peers for Left {
     }
 }
 
-/// A function below a switch of which it knows all, and the switch's count.
+/// Returns a function that knows all changes of the switch above it, and the switch's count.
 fn below_counting_switch() -> (Arc<Requester>, Arc<Client>, Arc<Left>, ChangeCount) {
     let (requester, client) = requester();
     let switch = Arc::new(Left::default());
@@ -688,12 +689,12 @@ fn session_compares_changes_before_each_request() {
     requester.know_changes(1);
     assert!(reaches(&mut session));
     counts.set(2).unwrap();
-    // The request goes on for which it has compared.
+    // The request that has compared the counts continues.
     assert_eq!(transfer(&mut session), Some(Ok(())));
     assert_eq!(transfer(&mut session), Some(Ok(())));
     let mut word = [0; 4];
     session.read(Purpose::Command, 0x1000, &mut word).unwrap();
-    // The next one does not.
+    // The next one waits.
     assert!(
         session
             .pin(Purpose::Payload, Direction::Read, [(0x1000, 4)])
@@ -726,20 +727,21 @@ fn switch_that_does_not_say_what_has_changed_is_lost() {
     requester.set_bus_master(true);
     requester.learn_changes_in(1);
     assert_eq!(*switch.0.lock(), 1);
-    // No further request waits. One to RAM succeeds, one to a peer does not.
+    // No further request waits. One to RAM succeeds, one to a peer fails.
     let mut data = [0; 4];
     requester.read(Purpose::Payload, 0x1000, &mut data).unwrap();
     let gone = requester.write(Purpose::Payload, 0x5_0000, &[3; 4]);
     let gone = gone.map_err(|error| error.cause);
     assert_eq!(gone, Err(DmaFault::Peer(PeerError::Gone)));
     assert!(client.asked.lock().is_empty());
-    // One that has waited for it leaves no other switch.
+    // A request that has waited for it leaves no other switch.
     let fd = counts.file().try_clone().unwrap().into();
     requester.set_changes(fd).unwrap();
     requester.leave_switch(&former, 2);
     assert_eq!(*switch.0.lock(), 1);
     let present = requester.route_table().changes.clone().unwrap();
-    // It does without its peers until it knows all that was counted by then, and then waits for changes again.
+    // The function does without its peers until it knows all changes that were counted by then, and
+    // then waits for changes again.
     assert_eq!(present.missed(), None);
     requester.know_changes(2);
     counts.set(3).unwrap();
@@ -784,7 +786,7 @@ fn transfer_to_a_window_that_stays_delays_no_change_of_others() {
     let drain = requester.set_peer(PeerId(3), vec![window(), memory_at(0x6_0000)]);
     assert_eq!(drain.ranges, [AddressRange::new(0x6_0000, 0x1000)]);
     drop(drain);
-    // One that is closed meanwhile is waited for, but not without end.
+    // A window that is closed in between is waited for, but not without limit.
     leases.end(2);
     let drain = requester.set_peer(PeerId(3), vec![memory_at(0x6_0000)]);
     assert!(drain.ranges.contains(&AddressRange::new(0x5_0000, 0x1000)));
@@ -792,7 +794,7 @@ fn transfer_to_a_window_that_stays_delays_no_change_of_others() {
     assert!(pinned.intact().is_err());
 }
 
-/// A peer that takes the function's right to issue requests away as it answers one.
+/// A peer that removes the function's right to issue requests while it answers one.
 struct Resets(Mutex<Vec<(u64, usize)>>, std::sync::Weak<Requester>);
 
 impl Peers for Resets {
@@ -825,7 +827,7 @@ fn request_to_a_peer_by_message_ends_with_the_right_to_issue_it() {
     assert_eq!(one, Ok(()), "the only step");
 }
 
-/// What was counted of register writes: those that were done on a route, and all that failed.
+/// Returns the counts of register writes: those that succeeded on a route, and all that failed.
 fn register_writes(requester: &Requester, done: (Route, Completer)) -> (u64, u64) {
     let snapshot = requester.counters().snapshot();
     let registers = snapshot.iter();
@@ -994,7 +996,8 @@ fn bus_mastering_off_comes_before_every_peer() {
     assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
 }
 
-/// A clock that advances only for a wait, and after it resets the function, or has a peer write nonsense on its meters.
+/// A clock that advances only by waits. After a wait it resets the function, or makes a peer write
+/// nonsense to its meters.
 #[derive(Default)]
 struct Time {
     now: Mutex<u64>,
@@ -1136,7 +1139,8 @@ fn what_is_read_from_several_addresses_has_the_latency_once() {
     assert_eq!(time.now(), 0x300 + 100);
 }
 
-/// A write of 64 KiB to a peer whose link has this many bytes per second and, if it lies, is never free: the outcome, and its seconds.
+/// Writes 64 KiB to a peer whose link has this many bytes per second and, if it lies, is never
+/// free. Returns the outcome and the seconds that it took.
 fn write_to_peer_by_link(bandwidth: u64, lies: bool) -> (Result<(), DmaFault>, u64) {
     let (requester, time) = with_links();
     let speed = LinkSpeed {

@@ -1,4 +1,5 @@
-//! One request: segment by segment, each by its own route; segments that the client must carry out are sent to it together.
+//! One request, segment by segment, each by its own route. Segments that the client must execute
+//! are sent to it together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,46 +20,50 @@ use crate::upstream::{Ask, UpstreamError};
 
 use super::Requester;
 
-/// Bytes of the first request to the client at an unmapped address. The guest's virtio-iommu logs one fault for every 4
-/// bytes of a refused request, so a fault is shown with as few as possible.
+/// Bytes of the first request to the client at an unmapped address. The guest's virtio-iommu logs
+/// one fault for every 4 bytes of a refused request, so a fault is presented with as few as
+/// possible.
 pub(super) const PROBE: usize = 4;
 
-/// Bytes of the largest word that is accessed as a whole.
+/// Size of the largest word that is accessed as a whole.
 const WORD: usize = 8;
 
-/// How long the messages of a request to peers take together, in nanoseconds: a message after that is not begun, and the request fails as
-/// one without a completion. A peer may be late to answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each
-/// on a loaded machine.
+/// Limit of the time that a request's messages to peers take together, in nanoseconds. After that
+/// no message is begun, and the request fails like one without a completion. A peer may be late to
+/// answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each on a
+/// loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
-/// A request may wait for links [`LONGEST_PEER_REQUEST`] and as long as it takes if this number of transfers has equal parts of them, itself
-/// among them.
+/// A request may wait for links for [`LONGEST_PEER_REQUEST`], plus the time that it takes if this
+/// number of transfers, including itself, share them equally.
 const LINK_SHARES: u64 = 16;
 
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
 
-/// How long a request waits for a switch that does not say what has changed: 4 s of this process's own time.
+/// Time for which a request waits for a switch that does not say what has changed: 4 s of this
+/// process's own time.
 const LEARNING_STEPS: u32 = 400;
 const LEARNING_STEP: Duration = Duration::from_millis(10);
 
-/// A request that is being carried out.
+/// A request in progress.
 struct Transfer<'a> {
     tag: Tag,
-    /// The bytes on links that take time, and the address and length of the last segment among them.
+    /// The bytes on links that take time, and the address and length of the last segment among
+    /// them.
     transit: Option<Transit>,
     departed: (u64, usize),
-    /// How long it may wait for links, and how long it has, in nanoseconds.
+    /// Limit of its wait for links, and the time that it has waited, in nanoseconds.
     link_limit: u64,
     link_waited: u64,
-    /// How long peers have taken to answer messages.
+    /// The time that peers have taken to answer messages.
     waited: u64,
-    /// Segments for the client, to be sent together, and what is known of each.
+    /// Segments for the client, to be sent together, and a note about each.
     asks: Vec<Ask<'a>>,
     notes: Vec<Note>,
 }
 
-/// What is known of a segment before the client has carried it out.
+/// The facts about a segment before the client has executed it.
 struct Note {
     completer: Completer,
     started: u64,
@@ -71,7 +76,8 @@ impl Requester {
         self.access(tag, address, Buffer::Read(data))
     }
 
-    /// Reads the ranges of a scatter-gather list, addresses and lengths, which together are as long as `data`: one request.
+    /// Reads the ranges of a scatter-gather list, addresses and lengths, as one request. Together
+    /// they must be as long as `data`.
     pub fn gather(
         &self,
         tag: impl Into<Tag>,
@@ -86,7 +92,8 @@ impl Requester {
         self.access(tag, address, Buffer::Write(data))
     }
 
-    /// Writes the ranges of a scatter-gather list, addresses and lengths, which together are as long as `data`: one request.
+    /// Writes the ranges of a scatter-gather list, addresses and lengths, as one request. Together
+    /// they must be as long as `data`.
     pub fn scatter(
         &self,
         tag: impl Into<Tag>,
@@ -126,7 +133,7 @@ impl Requester {
         let mut list = list.into_iter();
         let moved = list
             .try_for_each(|(address, len)| self.range(&mut transfer, address, buffer.take(len)));
-        // Segments for the client come before one that has failed.
+        // Segments for the client precede the one that has failed.
         self.ask_together(&mut transfer)?;
         moved?;
         match transfer.transit.take() {
@@ -156,7 +163,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Does the first segment of a request and records it, or puts it off for the client. Takes it off the buffer; its length.
+    /// Executes the first segment of a request and records it, or defers it for the client. Removes
+    /// it from the buffer and returns its length.
     fn segment<'a>(
         &self,
         transfer: &mut Transfer<'a>,
@@ -182,7 +190,7 @@ impl Requester {
         let (route, completer) = segment.target.route_and_completer();
         let is_asked = match segment.target {
             Target::RemoteRam | Target::Device => true,
-            // A register is not explored: it is written by one access.
+            // A register is not probed: it is written by one access.
             Target::Unmapped => transfer.tag.purpose == Purpose::Register,
             _ => false,
         };
@@ -217,13 +225,14 @@ impl Requester {
         Ok(len)
     }
 
-    /// Waits until all changes of the peers' windows are known that were made before. A switch that does not say in time what has changed is
-    /// lost. False if the function may issue no request any more.
+    /// Waits until all earlier changes of the peers' windows are known. A switch that does not
+    /// report its changes in time is lost. Returns `false` if the function may no longer issue
+    /// requests.
     pub(crate) fn learn_changes(&self) -> bool {
         self.learn_changes_in(LEARNING_STEPS)
     }
 
-    /// The same, in this number of steps.
+    /// Returns the same, in this number of steps.
     pub(super) fn learn_changes_in(&self, steps: u32) -> bool {
         let missed = || {
             let routes = self.route_table();
@@ -233,7 +242,7 @@ impl Requester {
         let Some((changes, count)) = missed() else {
             return true;
         };
-        // In steps, so that a process that was stopped meanwhile still has the time that it needs.
+        // In steps, so that a process that was stopped in between still has the time that it needs.
         for _ in 0..steps {
             if changes.wait(count, LEARNING_STEP) {
                 return true;
@@ -246,8 +255,8 @@ impl Requester {
         true
     }
 
-    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `waited` is that of
-    /// the request.
+    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release
+    /// it first. `waited` is that of the request.
     pub(super) fn reach(
         &self,
         routes: RwLockReadGuard<'_, RouteTable>,
@@ -291,8 +300,9 @@ impl Requester {
         }
     }
 
-    /// Asks a peer step by step, as long as the function may issue requests and peers have not had the request wait for too long: a peer
-    /// that is slow delays a reset by one step, and its requester by one step and [`LONGEST_PEER_REQUEST`].
+    /// Asks a peer step by step, as long as the function may issue requests and peers have not kept
+    /// the request waiting for too long. A slow peer delays a reset by one step, and its requester
+    /// by one step and [`LONGEST_PEER_REQUEST`].
     fn ask_peer(
         &self,
         peer: PeerId,
@@ -320,7 +330,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Has the client carry out all segments that were put off, and records their results. The failure is the first one's.
+    /// Sends all deferred segments to the client, and records their results. Returns the first
+    /// failure.
     fn ask_together(&self, transfer: &mut Transfer<'_>) -> Result<(), DmaError> {
         let (mut asks, notes) = (
             std::mem::take(&mut transfer.asks),
@@ -373,8 +384,9 @@ impl Requester {
         Ok(())
     }
 
-    /// Waits until the transit has arrived, the function may no longer issue requests, or the links have taken too long: a peer says
-    /// itself what its link can do, and when that is free. Its segments count as done all the same: their bytes have been copied.
+    /// Waits until the transit has arrived, the function may no longer issue requests, or the links
+    /// have taken too long, since a peer itself states its link's speed and when it is free. The
+    /// segments count as done in any case: their bytes have been copied.
     fn arrive(&self, transfer: &mut Transfer<'_>, mut transit: Transit) -> Result<(), DmaError> {
         let fair = transit.time_alone().saturating_mul(LINK_SHARES);
         transfer.link_limit = transfer.link_limit.saturating_add(fair);
@@ -397,13 +409,13 @@ impl Requester {
             }
             let wait = left.min(LINK_WAIT);
             self.clock.sleep(wait);
-            // What a process that is stopped meanwhile misses does not count.
+            // Time for which the process was stopped does not count.
             transfer.link_waited = transfer.link_waited.saturating_add(wait);
         }
         Ok(())
     }
 
-    /// Has the client do all of `asks`, as long as the function may issue requests.
+    /// Lets the client execute all of `asks`, as long as the function may issue requests.
     fn carry_out(&self, asks: &mut [Ask<'_>]) {
         let upstream = self.upstream.read().clone();
         match (upstream, asks) {
@@ -415,7 +427,7 @@ impl Requester {
         }
     }
 
-    /// Has the client do one thing.
+    /// Lets the client execute one request.
     fn ask(&self, address: u64, data: Buffer<'_>) -> Result<(), DmaFault> {
         let mut ask = [Ask::new(address, data)];
         self.carry_out(&mut ask);
@@ -423,8 +435,9 @@ impl Requester {
         settled(ask.outcome)
     }
 
-    /// Has the client carry out a request at an unmapped address: a few bytes first, and the rest if those succeed. A word of 8
-    /// bytes that is read may be one that others count in, and its halves may not be of one value.
+    /// Lets the client execute a request at an unmapped address: a few bytes first, and the rest if
+    /// those succeed. An aligned read of 8 bytes is sent as a whole: it may be a counter, whose
+    /// halves must be of one value.
     fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         let mut rest = part.reborrow();
         let is_read = matches!(rest, Buffer::Read(_));
@@ -438,8 +451,9 @@ impl Requester {
         self.ask(behind, rest)
     }
 
-    /// Shows an errant request at `address`, if the address is unmapped, to the client, so that the guest's IOMMU driver logs
-    /// it. The client is asked to read a few bytes, as that changes nothing.
+    /// Presents an errant request at `address` to the client, if the address is unmapped, so that
+    /// the guest's IOMMU driver logs it. The client is asked to read a few bytes, which changes
+    /// nothing.
     fn show(&self, address: u64) {
         let mut probe = [0; PROBE];
         let len = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
@@ -453,14 +467,15 @@ impl Requester {
         }
     }
 
-    /// Asks the client for a few bytes of what its mapping does not permit, for its IOMMU to report. Fails in any case.
+    /// Asks the client for a few bytes that its mapping does not permit, for its IOMMU to report.
+    /// Always fails.
     fn deny(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         self.ask(address, part.reborrow().take(PROBE))?;
         Err(DmaFault::Forbidden)
     }
 }
 
-/// The segment whose data is all of this buffer.
+/// Returns the segment whose data is all of this buffer.
 fn segment_of(buffer: &Buffer<'_>, address: u64, started: u64) -> DmaSegment {
     let (direction, len) = buffer.extent();
     DmaSegment {
@@ -471,8 +486,8 @@ fn segment_of(buffer: &Buffer<'_>, address: u64, started: u64) -> DmaSegment {
     }
 }
 
-/// The outcome of a request to the client. Without a failure only the function itself stops requests, and one that was not
-/// sent must not pass as done.
+/// Returns the outcome of a request to the client. Only the function itself stops requests without
+/// a failure, and a request that was not sent must not pass as done.
 fn settled(outcome: Option<Result<(), UpstreamError>>) -> Result<(), DmaFault> {
     match outcome {
         None | Some(Err(UpstreamError::Stopped)) => Err(DmaFault::NotMaster),

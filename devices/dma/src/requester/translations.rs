@@ -7,8 +7,9 @@ use crate::route::RouteTable;
 use super::Requester;
 
 impl Requester {
-    /// Whether the function asks for translations of addresses and keeps them (PCIe Base 6.0, 10.5.1.3, ATS Control). Once
-    /// off, none that it has kept is used.
+    /// Turns address translation services on or off (PCIe Base 6.0, 10.5.1.3, ATS Control): the
+    /// function requests translations of addresses and keeps them. Once off, no kept translation is
+    /// used.
     pub fn set_ats(&self, on: bool) {
         let mut routes = self.change();
         routes.ats = on;
@@ -18,12 +19,12 @@ impl Requester {
         self.share_ats(&routes);
     }
 
-    /// What the address translation cache has done.
+    /// Returns the address translation cache's counts.
     pub fn ats_counts(&self) -> AtsCounts {
         self.route_table().with_ats_counts(|counts| counts)
     }
 
-    /// Shares what the address translation cache has done.
+    /// Publishes the address translation cache's counts.
     pub(super) fn share_ats(&self, routes: &RouteTable) {
         routes.with_ats_counts(|counts| self.counters.set_ats(&counts));
     }

@@ -1,5 +1,6 @@
-//! Address translation services: a function that keeps translations does what one does that keeps none, whatever the guest maps
-//! and unmaps meanwhile; only a port that redirects lets its translated requests pass.
+//! Address translation services. A function that keeps translations behaves like one that keeps
+//! none, whatever the guest maps and unmaps at the same time; only a port that redirects lets its
+//! translated requests pass.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -19,11 +20,11 @@ use proptest::sample::select;
 use crate::no_upstream::NoUpstream;
 
 const PAGE: u64 = 0x1000;
-/// Where the peer's window is, and how long.
+/// Address and length of the peer's window.
 const PEER: u64 = 0x10_0000;
 const PEER_PAGES: u64 = 4;
 const RAM_PAGES: u64 = 16;
-/// No test waits longer than this for what does not come.
+/// The longest wait of a test for an event.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A function below a switch, guest RAM, and a peer's memory.
@@ -105,7 +106,7 @@ impl World {
     }
 }
 
-/// What may happen to a function.
+/// An event that a function meets.
 #[derive(Clone, Debug)]
 enum Event {
     Map(u64, u64, MapAccess, u64),
@@ -131,7 +132,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..40)
 }
 
-/// What an event leads to, as far as the function can tell.
+/// Returns the effect of an event, as the function sees it.
 fn happen(world: &World, event: &Event) -> (bool, Vec<u8>) {
     match *event {
         Event::Map(page, pages, access, ram_page) => {

@@ -1,4 +1,4 @@
-//! Errant DMA: whatever address a function uses, no byte changes but those that the address is an address of.
+//! Errant DMA: whatever address a function uses, only the bytes at that address change.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,9 +14,10 @@ use proptest::sample::select;
 use crate::no_upstream::NoUpstream;
 
 const PAGE: u64 = 0x1000;
-/// Pages of each memory; only the second and third are lent.
+/// Pages of each memory. Only the second and third are lent.
 const PAGES: u64 = 4;
-/// Addresses at whose edges mistakes are made: 0, 4 GiB, the limits of IOMMUs and of page tables, the end.
+/// Addresses at whose edges mistakes are likely: 0, 4 GiB, the limits of IOMMUs and of page tables,
+/// the end.
 const EDGES: [u64; 8] = [
     0,
     1 << 32,
@@ -28,21 +29,22 @@ const EDGES: [u64; 8] = [
     u64::MAX,
 ];
 
-/// Part of a memory, and where it is in the function's view of addresses.
+/// Part of a memory, and its address for the function.
 struct Exposed {
     file: File,
     address: u64,
     writable: bool,
 }
 
-/// What is lent of a memory: its second and third page.
+/// Makes a memory. Its second and third page are lent.
 fn lent() -> (File, Span) {
     let file = Arc::new(MemoryFile::create("test", PAGES * PAGE).unwrap());
     let lent = file.file().try_clone().unwrap();
     (lent, Span { file, offset: PAGE })
 }
 
-/// A function with memory of its own, a peer's, guest RAM, and RAM that it may only read, each at its address.
+/// Returns a function with its own memory, a peer's, guest RAM, and read-only RAM, each at its
+/// address.
 fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed>) {
     let requester = Requester::new();
     requester.set_bus_master(true);
@@ -68,7 +70,7 @@ fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed
     for (address, access) in [(ram, MapAccess::READ_WRITE), (rom, MapAccess::READ_ONLY)] {
         let (file, span) = lent();
         let memory = Some((file.try_clone().unwrap().into(), span.offset));
-        // One that wraps around or overlaps the other is refused, and so exposes nothing.
+        // A mapping that wraps around or overlaps the other is refused, and so exposes nothing.
         let mapped = requester.map(address, 2 * PAGE, access, memory);
         exposed.push((file, address, access.writable && mapped.is_ok()));
     }
@@ -81,7 +83,7 @@ fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed
     (requester, exposed.collect())
 }
 
-/// Addresses near an edge, and any.
+/// Addresses near an edge, and arbitrary ones.
 fn addresses() -> impl Strategy<Value = u64> {
     let near = |shift: u64| (select(&EDGES[..]), 0..shift);
     prop_oneof![

@@ -11,7 +11,7 @@ use rustix::fs::{fallocate, fcntl_add_seals, ftruncate, memfd_create};
 
 const BYTES: u64 = 0x2_0000;
 const LEN: usize = 0x2_0000;
-/// Where the memory that stays is.
+/// The address of the memory that stays.
 const KEPT: u64 = 0x1000_0000;
 
 fn memory(flags: MemfdFlags, bytes: u64) -> OwnedFd {
@@ -33,7 +33,8 @@ fn requester() -> Arc<Requester> {
     requester
 }
 
-/// Uses all of the memory at 0 until that fails, and then once more; the memory that stays can be used all the time.
+/// Uses all of the memory at 0 until that fails, and then once more. The memory that stays can be
+/// used all the time.
 fn use_until_lost(requester: Arc<Requester>, in_use: &AtomicBool) {
     let mut session = Session::new(requester);
     let mut data = vec![0; LEN];
@@ -112,7 +113,8 @@ fn memory_is_unmapped_and_mapped_while_other_memory_is_lost() {
     });
 }
 
-/// A seal against shrinking does not keep the pages of such a file: a hole may be punched, and the pool be empty.
+/// A seal against shrinking does not keep the pages of such a file: a hole may be punched while the
+/// pool is empty.
 #[test]
 fn huge_pages_from_an_empty_pool_fail_their_requests_alone() {
     const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";

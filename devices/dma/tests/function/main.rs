@@ -1,4 +1,4 @@
-//! A function's DMA by the public interface of this crate.
+//! Tests of a function's DMA through this crate's public interface.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
