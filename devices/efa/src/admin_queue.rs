@@ -11,29 +11,29 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::entry::write_word_last;
 use crate::registers::AdminSetup;
 
-/// Most entries of an admin queue. Linux' driver has 32.
+/// Maximum number of entries of an admin queue. Linux' driver uses 32.
 const MAX_DEPTH: u16 = 4096;
-/// Its number as an origin of DMA: queue pairs follow it.
+/// Its number as an origin of DMA; queue pairs have other numbers.
 const QUEUE: u16 = 0;
 
-/// Why the admin queue cannot be used, until the device is reset.
+/// The reason why the admin queue cannot be used until the device is reset.
 #[derive(Debug, Error)]
 pub(crate) enum QueueError {
-    /// Its registers do not describe one.
+    /// Its registers do not describe a queue.
     #[error(
         "admin queue {0:x?}: its depth must be a power of two up to {MAX_DEPTH}, its entries 64 or 128 bytes long"
     )]
     Setup(AdminSetup),
-    /// The doorbell says that there are more commands than the queue has entries.
+    /// The doorbell claims more commands than the queue has entries.
     #[error(
         "doorbell of the admin queue is {submitted:#x}, with {taken:#x} commands taken of {depth}"
     )]
     Doorbell {
         /// Value of the doorbell.
         submitted: u16,
-        /// Commands that were fetched.
+        /// Number of commands fetched.
         taken: u16,
-        /// Entries.
+        /// Number of entries.
         depth: u16,
     },
     /// Its memory cannot be reached.
@@ -41,24 +41,24 @@ pub(crate) enum QueueError {
     Memory(#[from] DmaError),
 }
 
-/// A command as it was fetched.
+/// A fetched command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) id: u16,
     pub(crate) opcode: u8,
     pub(crate) flags: CommandFlags,
     pub(crate) payload: [u8; PAYLOAD_BYTES],
-    /// Phase and checksum are right.
+    /// `true` if phase and checksum are correct.
     pub(crate) is_intact: bool,
 }
 
 impl Command {
-    /// The command as an origin of DMA.
+    /// Returns the command as an origin of DMA.
     pub(crate) fn origin(&self) -> Origin {
         Origin::command(QUEUE, self.id)
     }
 
-    /// Its payload, as a struct that is no longer.
+    /// Returns the payload as `T`, unless `T` is longer.
     pub(crate) fn view<T: FromBytes>(&self) -> Result<T, Status> {
         match T::read_from_prefix(&self.payload) {
             Ok((payload, _)) => Ok(payload),
@@ -75,13 +75,13 @@ pub(crate) type Answer = [u8; ANSWER_BYTES];
 pub(crate) struct AdminQueue {
     submission: u64,
     completion: u64,
-    /// Entries of each, as a power of two.
+    /// Number of entries of each, as a power of two.
     depth_log: u32,
     completion_depth_log: u32,
     entry_bytes: usize,
-    /// Commands fetched, modulo 2^16.
+    /// Number of commands fetched, modulo 2^16.
     taken: u16,
-    /// Completions posted, modulo 2^16.
+    /// Number of completions posted, modulo 2^16.
     posted: u16,
     pub(crate) vector: u16,
 }
@@ -110,7 +110,7 @@ impl AdminQueue {
         })
     }
 
-    /// Fetches the next command, if the driver has `submitted` more than were taken.
+    /// Fetches the next command, if the driver has `submitted` more than were fetched.
     pub(crate) fn fetch(
         &mut self,
         requester: &Requester,
@@ -174,13 +174,14 @@ impl AdminQueue {
     }
 }
 
-/// The index of the entry after `count` others in a ring, and the phase that it has then.
+/// Returns the index of the entry after `count` others in a ring, and the phase of that entry.
 fn ring_index(count: u16, depth_log: u32) -> (u16, bool) {
     let index = count & ((1 << depth_log) - 1);
     (index, count >> depth_log & 1 == 0)
 }
 
-/// Where the entry of that index is. An address that wraps around is refused by the route, as any that is not memory.
+/// Returns the address of the entry of that index. The route refuses an address that wraps around,
+/// like any address that is not memory.
 fn entry_address(base: u64, index: u16, bytes: usize) -> u64 {
     base.wrapping_add(u64::from(index) * bytes as u64)
 }
@@ -189,7 +190,7 @@ fn parse(entry: &[u8], phase: bool) -> Command {
     let header = SubmissionHeader::read_from_prefix(entry);
     let (header, rest) = match header {
         Ok(parsed) => parsed,
-        // An entry is longer than a header.
+        // Cannot happen: an entry is longer than a header.
         Err(_) => (SubmissionHeader::new_zeroed(), &[][..]),
     };
     let is_wide = entry.len() == WIDE_ENTRY_BYTES;
@@ -207,7 +208,7 @@ fn parse(entry: &[u8], phase: bool) -> Command {
     }
 }
 
-/// Whether the checksum of a wide entry is right.
+/// Returns `true` if the checksum of a wide entry is correct.
 fn has_checksum(entry: &[u8]) -> bool {
     const AT: usize = size_of::<SubmissionHeader>();
     let mut plain = entry.to_vec();

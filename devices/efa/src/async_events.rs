@@ -1,4 +1,4 @@
-//! The asynchronous event queue in the driver's memory: what the device says unasked.
+//! The asynchronous event queue in the driver's memory, for events that no command has asked for.
 
 use std::mem::offset_of;
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::entry::write_word_last;
 use crate::registers::EventSetup;
 
-/// How often the device says that it lives. The driver counts it and sets no limit.
+/// Interval of keep-alive events. The driver counts them and sets no limit.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Most entries of the queue. Linux' driver has 16.
+/// Maximum number of entries of the queue. Linux' driver uses 16.
 const MAX_DEPTH: u16 = 4096;
 const ENTRY_BYTES: usize = size_of::<AsyncEvent>();
-/// Where the word with the phase is in an entry.
+/// Offset of the word that contains the phase.
 const PHASE: usize = offset_of!(AsyncEvent, phase);
 
-/// The groups of events that the device can report.
+/// Returns the groups of events that the device can report.
 pub(crate) fn supported_groups() -> u32 {
     use EventGroup::{FatalError, KeepAlive, Notification, Warning};
     let groups = [FatalError, Warning, Notification, KeepAlive];
@@ -31,14 +31,15 @@ pub(crate) struct AsyncEvents {
     depth: u16,
     pub(crate) vector: u16,
     enabled: u32,
-    /// Events posted, modulo 2^32.
+    /// Number of events posted, modulo 2^32.
     posted: u32,
     started: Instant,
     next_keep_alive: Instant,
 }
 
 impl AsyncEvents {
-    /// The queue that the registers describe, from `now` on. `None` if they describe none.
+    /// Makes the queue that the registers describe, from `now` on. Returns `None` if they describe
+    /// no queue.
     pub(crate) fn new(setup: EventSetup, enabled: u32, now: Instant) -> Option<Self> {
         let depth = setup.caps.depth();
         let is_possible = depth.is_power_of_two()
@@ -55,23 +56,24 @@ impl AsyncEvents {
         })
     }
 
-    /// Sets the groups that are reported.
+    /// Sets the groups to report.
     pub(crate) fn enable(&mut self, groups: u32) {
         self.enabled = groups;
     }
 
-    /// The groups that are reported.
+    /// Returns the groups that are reported.
     pub(crate) fn enabled(&self) -> u32 {
         self.enabled
     }
 
-    /// When the next event is due.
+    /// Returns the time of the next event.
     pub(crate) fn due(&self) -> Option<Instant> {
         let is_enabled = self.enabled & EventGroup::KeepAlive.mask() != 0;
         is_enabled.then_some(self.next_keep_alive)
     }
 
-    /// Posts the event that is due at `now`; whether there was one, and room for it behind the `consumed` ones.
+    /// Posts the event that is due at `now`. Returns `true` if an event was due and the queue, of
+    /// which the driver has consumed `consumed` events, had room for it.
     pub(crate) fn post_due(
         &mut self,
         requester: &Requester,
@@ -85,7 +87,7 @@ impl AsyncEvents {
         self.post(requester, EventGroup::KeepAlive, consumed, now)
     }
 
-    /// Posts an event; whether there was room for it.
+    /// Posts an event. Returns `true` if there was room for it.
     fn post(
         &mut self,
         requester: &Requester,

@@ -1,4 +1,4 @@
-//! What the adapter says of itself: the values of the features that can be read.
+//! The attributes of the adapter: the values of the features that can be read.
 
 use peerbar_dma::Bandwidth;
 use peerbar_efa_spec::admin::event_counter::QpEvents;
@@ -12,7 +12,7 @@ use peerbar_efa_spec::work::{INLINE_BYTES, LONG_INLINE_BYTES, RDMA_BUFFERS, SEND
 use crate::memory_bar;
 use crate::objects::{Gid, limits};
 
-/// What the data path does.
+/// The capabilities of the data path.
 const CAPS: DeviceCaps = DeviceCaps::new()
     .with_rdma_read(true)
     .with_rnr_retry(true)
@@ -20,16 +20,16 @@ const CAPS: DeviceCaps = DeviceCaps::new()
     .with_unsolicited_write_recv(true)
     .with_event_counters(true)
     .with_wide_request_id(true);
-/// As VERSION has it.
+/// The version of the admin interface, as in VERSION.
 const API_VERSION: u32 = 3;
 const FIRMWARE_VERSION: u32 = 1;
 const DEVICE_VERSION: u32 = 1;
-/// Gbit/s of a link on which transfers take as long as they take.
+/// Speed in Gbit/s that a link without a bandwidth limit reports.
 const LINK_SPEED: u16 = 100;
-/// The longest wait for an answer that the driver's 16 bits of microseconds hold, in ms.
+/// The longest wait for a response, in ms, that fits into the driver's 16 bits of microseconds.
 const REGISTER_READ_TIMEOUT: u16 = 65;
 
-/// The features that there are.
+/// The features that the device supports.
 const FEATURES: [u8; 8] = [
     id::DEVICE_ATTRIBUTES,
     id::ASYNC_EVENTS,
@@ -41,7 +41,7 @@ const FEATURES: [u8; 8] = [
     id::QUEUE_ATTRIBUTES_2,
 ];
 
-/// The attributes of an adapter of this address, on a link of this bandwidth.
+/// Returns the attributes of an adapter of this address, on a link of this bandwidth.
 pub(crate) fn device(gid: Gid, link: Option<Bandwidth>) -> DeviceAttributes {
     let features = FEATURES.iter().fold(0, |mask, id| mask | 1u64 << id);
     let page_sizes = limits::PAGE_SHIFTS.fold(0, |mask, shift| mask | 1u64 << shift);
@@ -64,7 +64,7 @@ pub(crate) fn device(gid: Gid, link: Option<Bandwidth>) -> DeviceAttributes {
     }
 }
 
-/// A bandwidth in Gbit/s, of which it is 1 at least.
+/// Returns a bandwidth in Gbit/s, at least 1.
 fn gigabits(bandwidth: Bandwidth) -> u16 {
     const BYTES: u64 = 1_000_000_000 / 8;
     let speed = bandwidth.bytes_per_second().get() / BYTES;
@@ -124,7 +124,7 @@ pub(crate) fn hints() -> HardwareHints {
     HardwareHints {
         register_read_timeout: REGISTER_READ_TIMEOUT.into(),
         watchdog_timeout: 0.into(),
-        // Linux' driver takes it for microseconds.
+        // Linux' driver interprets it as microseconds.
         admin_timeout: 0.into(),
         poll_interval: 0.into(),
     }

@@ -15,11 +15,11 @@ use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
 use crate::objects::ObjectError;
 
-/// The answer of a command that has nothing to say.
+/// The answer to a command without results.
 const DONE: Answer = [0; ANSWER_BYTES];
 
 impl Engine {
-    /// Carries out a command.
+    /// Executes a command.
     pub(crate) fn execute(&mut self, command: &Command) -> Result<Answer, Status> {
         if !command.is_intact {
             return Err(Status::MalformedRequest);
@@ -50,13 +50,13 @@ impl Engine {
             Opcode::ModifyEventCounter => self.modify_event_counter(command),
             Opcode::DetachEventCounter => self.detach_event_counter(command),
             Opcode::AllocMr => self.allocate_region(command),
-            // Its meaning is the maker's own.
+            // Its meaning is vendor-specific.
             Opcode::Service => Err(Status::UnsupportedOpcode),
         }
     }
 }
 
-/// The answer that begins with these bytes.
+/// Returns the answer that begins with these bytes.
 fn answer(payload: &(impl IntoBytes + Immutable)) -> Answer {
     let mut answer = DONE;
     for (to, from) in answer.iter_mut().zip(payload.as_bytes()) {
@@ -65,7 +65,7 @@ fn answer(payload: &(impl IntoBytes + Immutable)) -> Answer {
     answer
 }
 
-/// The status of a refused command.
+/// Returns the status of a refused command.
 fn refused(error: ObjectError) -> Status {
     log::debug!("{error}");
     match error {
@@ -79,7 +79,7 @@ fn refused(error: ObjectError) -> Status {
     }
 }
 
-/// Fails unless reserved bits or bytes are 0, as they must be.
+/// Fails unless reserved bits or bytes are 0, as required.
 fn reserved(is_zero: bool) -> Result<(), Status> {
     if is_zero {
         Ok(())
@@ -88,7 +88,7 @@ fn reserved(is_zero: bool) -> Result<(), Status> {
     }
 }
 
-/// Fails unless a parameter has a value that it can have.
+/// Fails unless a parameter has a valid value.
 fn possible(is_possible: bool) -> Result<(), Status> {
     if is_possible {
         Ok(())

@@ -1,4 +1,4 @@
-//! How an adapter is set up.
+//! The settings of an adapter.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use peerbar_fabric::{AttachError, Attachment, Gid};
 use thiserror::Error;
 
-/// Prefix of the addresses that are chosen at random: link-local.
+/// Prefix of addresses that are chosen at random: link-local.
 const PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
-/// Bit of the first byte of an interface ID that marks it as not unique in the world (RFC 4291, 2.5.1).
+/// Bit of the first byte of an interface ID that marks it as not globally unique (RFC 4291, 2.5.1).
 const LOCAL: u8 = 0x02;
 
 /// An adapter to be started. The texts are those of the options.
@@ -28,10 +28,10 @@ pub struct Config {
     pub fabric_name: Option<String>,
 }
 
-/// Why an adapter cannot be set up.
+/// The reason why an adapter cannot be set up.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// No single adapter has such an address.
+    /// Not an address that a single adapter can have.
     #[error("GID {0}: it must be the address of one adapter; try fe80::1")]
     Gid(Ipv6Addr),
     /// It cannot join its fabric.
@@ -40,7 +40,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The adapter's address, in network byte order.
+    /// Returns the adapter's address, in network byte order.
     pub(crate) fn gid(&self) -> Result<Gid, ConfigError> {
         match self.gid {
             Some(gid) if gid.is_unspecified() || gid.is_multicast() => Err(ConfigError::Gid(gid)),
@@ -49,7 +49,7 @@ impl Config {
         }
     }
 
-    /// Attaches the adapter of this address to its fabric, if it has one.
+    /// Attaches the adapter with this address to its fabric, if it has one.
     pub(crate) fn attach(&self, gid: Gid) -> Result<Option<Attachment>, ConfigError> {
         let Some(path) = &self.fabric else {
             return Ok(None);

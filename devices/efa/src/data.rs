@@ -1,24 +1,30 @@
 //! The data path: from a doorbell to a completion.
 //!
-//! A worker takes work requests out of the send queues, checks each buffer against the memory regions of its queue pair's
-//! protection domain, moves the payload by `peerbar-dma`, and completes. It works in slices: no queue pair and no long
-//! transfer keeps the others from theirs.
+//! A worker takes work requests out of the send queues, checks each buffer against the memory
+//! regions of its queue pair's protection domain, moves the payload by `peerbar-dma`, and posts
+//! completions. It works in slices, so that no queue pair and no long transfer delays the others
+//! for long.
 //!
-//! Between two queue pairs of one adapter payload is copied once, from memory region to memory region. Memory that another
-//! process must be asked for goes by way of a buffer. Between two adapters payload of RDMA is copied twice, through a buffer that they share.
-//! Messages, and RDMA where the fabric impairs the two, go in packets of the fabric, which are sent again if they are lost, and
-//! carried out once at most.
+//! Between two queue pairs of one adapter payload is copied once, from memory region to memory
+//! region. Memory that only another process can access is copied through a buffer. Between two
+//! adapters RDMA payload is copied twice, through a buffer that they share. Messages, and RDMA
+//! payload if the fabric impairs the two adapters, go in packets of the fabric, which are sent
+//! again if they are lost, and executed at most once.
 //!
-//! # What fails, and how
-//! - A work request that cannot be carried out is completed with its status, and its queue pair goes on: a datagram's
-//!   failure says nothing about the next one. A failed DMA is never a success.
-//! - A send or receive queue that makes no sense or cannot be read, or a completion queue that overflows or cannot be written,
-//!   puts its queue pairs in error. What is posted there is flushed. So does an event counter whose word cannot be written.
-//! - Without bus mastering everything waits until it is on again: doorbells, packets, completions, events. A transfer that was in progress
-//!   when it was turned off fails.
-//! - A message for which there is no receive is sent again after a while, as often as its queue pair says. Others overtake it.
-//! - The payload of a datagram stands behind the 40 bytes of a routing header in its receive.
-//! - An RDMA request is refused unless the other side has an address handle of the requester's adapter.
+//! # Failures
+//! - A work request that cannot be executed is completed with its status, and its queue pair
+//!   continues: a datagram's failure says nothing about the next one. A failed DMA is never a
+//!   success.
+//! - A send or receive queue that is malformed or cannot be read, a completion queue that overflows
+//!   or cannot be written, and an event counter whose word cannot be written put their queue pairs
+//!   in error. Posted requests are flushed.
+//! - Without bus mastering everything waits until it is on again: doorbells, packets, completions,
+//!   events. A transfer that was in progress when it was turned off fails.
+//! - A message without a posted receive is sent again after a while, as often as its queue pair
+//!   allows. Others overtake it.
+//! - In its receive buffer, the payload of a datagram follows a routing header of 40 bytes.
+//! - An RDMA request is refused unless the other side has an address handle of the requester's
+//!   adapter.
 
 mod arrivals;
 mod completions;
@@ -67,7 +73,7 @@ use wire::{FabricWire, Mailbox, Wire};
 pub(crate) use worker::NextTurn;
 pub(crate) use worker::Worker;
 
-/// What a data path works with.
+/// The parts that a data path works with.
 pub struct Setup {
     /// The adapter's own address.
     pub gid: Gid,
@@ -75,13 +81,14 @@ pub struct Setup {
     pub requester: Arc<Requester>,
     /// The interrupts of its event queues.
     pub interrupts: Arc<dyn Interrupts>,
-    /// The memory of BAR2, as long as the BAR.
+    /// The memory of BAR2, of the size of the BAR.
     pub bar_memory: Arc<MemoryFile>,
-    /// Work requests of a queue pair are carried out in an order of this seed. `None`: in their own, as far as they can be.
+    /// The seed of an order in which a queue pair's work requests are executed. `None`: in their
+    /// own order, as far as possible.
     pub seed: Option<u64>,
 }
 
-/// The objects of an adapter and the worker that moves their data. Dropped, it ends the worker.
+/// The objects of an adapter and the worker that moves their data. Dropping it ends the worker.
 pub struct DataPath {
     objects: Arc<Mutex<Objects>>,
     doorbells: Arc<Doorbells>,
@@ -101,7 +108,7 @@ impl DataPath {
         Ok(path)
     }
 
-    /// A data path whose worker works when its caller has it work.
+    /// Makes a data path whose worker runs only when its caller calls it.
     pub(crate) fn parts(setup: Setup) -> io::Result<(Self, Worker)> {
         let doorbells = Arc::new(Doorbells::new()?);
         let path = Self {
@@ -140,10 +147,11 @@ impl DataPath {
         Ok((path, worker))
     }
 
-    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on.
+    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now
+    /// on.
     ///
     /// # Errors
-    /// Those of [`Attachment::start`].
+    /// As for [`Attachment::start`].
     pub fn attach(&mut self, attachment: Attachment) -> Result<(), AttachError> {
         let link = attachment.start(self.mailbox.clone())?;
         let wire = FabricWire {
@@ -153,7 +161,7 @@ impl DataPath {
         if self.wire.set(Arc::new(wire)).is_err() {
             log::error!("an adapter has one fabric");
         }
-        // It waits for what comes from there, too.
+        // The worker must wait for packets from the fabric, too.
         self.doorbells.wake_worker();
         self.link = Some(link);
         Ok(())
@@ -164,23 +172,24 @@ impl DataPath {
         self.doorbells.stop();
     }
 
-    /// The objects, while the worker does nothing. It waits for at most one slice of the worker, in which others may be asked for
-    /// memory: not for the thread that answers the guest's accesses.
+    /// Locks the objects, while the worker is idle. Waits for at most one slice of the worker, in
+    /// which the worker may ask others for memory, so the thread that answers the guest's accesses
+    /// must not call this.
     pub fn objects(&self) -> MutexGuard<'_, Objects> {
         self.objects.lock()
     }
 
-    /// A process with this UAR writes a doorbell. Waits for nothing.
+    /// Takes a doorbell write of a process with this UAR. Waits for nothing.
     pub fn doorbell(&self, uar: u16, doorbell: Doorbell, value: u32) {
         self.doorbells.ring(uar, doorbell, value);
     }
 
-    /// The driver arms an event queue. Waits for nothing.
+    /// Arms an event queue. Waits for nothing.
     pub fn arm_event_queue(&self, number: u16) {
         self.doorbells.arm_event_queue(number);
     }
 
-    /// Bus mastering is on: what was kept goes on. Waits for nothing.
+    /// Continues deferred work, since bus mastering is on. Waits for nothing.
     pub(crate) fn bus_master_enabled(&self) {
         self.doorbells.wake_worker();
     }
@@ -190,15 +199,15 @@ impl DataPath {
         self.objects().reset();
     }
 
-    /// What the adapter has done since its start, all completions that have been seen included. Waits as
-    /// [`DataPath::objects`] does.
+    /// Returns the adapter's statistics since its start, including all completions that the caller
+    /// has seen. Waits as [`DataPath::objects`] does.
     pub fn statistics(&self) -> Statistics {
         // The turn whose completions the caller has seen has ended by then.
         let _turn = self.objects();
         *self.statistics.lock()
     }
 
-    /// What the adapter's link to its fabric has sent again. Nothing without one.
+    /// Returns the retransmissions of the adapter's link to its fabric, or zeros without a link.
     pub fn link_statistics(&self) -> LinkStatistics {
         let wire = self.wire.get();
         wire.map_or_else(LinkStatistics::default, |wire| wire.statistics())
@@ -207,7 +216,7 @@ impl DataPath {
 
 impl Drop for DataPath {
     fn drop(&mut self) {
-        // It answers no peer any more.
+        // The link must answer no peer any more.
         self.link = None;
         self.doorbells.stop();
         let worker = self.worker.take();

@@ -1,4 +1,4 @@
-//! The adapter as its bus sees it.
+//! The adapter as the bus sees it.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const REGISTER_BAR_BYTES: u64 = 0x4000;
 const VECTOR_BAR: u8 = 4;
 const VECTOR_BAR_BYTES: u64 = 0x4000;
 
-/// Vector 0 is the admin queues', the others are the event queues'.
+/// Vector 0 belongs to the admin queues, the others to the event queues.
 pub(crate) const VECTORS: u16 = limits::EVENT_QUEUES + 1;
 const MSI_X: MsiX = MsiX {
     vectors: VECTORS,
@@ -34,8 +34,8 @@ const MSI_X: MsiX = MsiX {
     pending: 0x2000,
 };
 
-/// The fourth generation of the adapter: the newest that the provider of Debian's rdma-core knows. It has RDMA reads and
-/// writes. The class is that of an Ethernet controller, as of the real one.
+/// The fourth generation of the adapter, the newest that the provider of Debian's rdma-core knows.
+/// It supports RDMA reads and writes. Like the real one it has the class of an Ethernet controller.
 const IDENTITY: Identity = Identity {
     vendor: 0x1d0f,
     device: 0xefa3,
@@ -45,14 +45,14 @@ const IDENTITY: Identity = Identity {
     class: 0x02_00_00,
 };
 
-/// The side of the adapter that the guest's accesses meet: registers and doorbells.
+/// The side of the adapter that serves the guest's accesses: registers and doorbells.
 pub struct Efa {
     shared: Arc<SharedRegisters<Registers>>,
     requester: Arc<Requester>,
     interrupts: Arc<MaskedInterrupts>,
     data: Arc<DataPath>,
     memory: Arc<MemoryFile>,
-    /// By which answers to read requests go to memory that is mapped here.
+    /// Writes answers to read requests to memory that is mapped here.
     answers: Mutex<Session>,
 }
 
@@ -82,7 +82,8 @@ impl Efa {
         })
     }
 
-    /// An adapter without a fabric, whose engine and worker work when its caller has them work.
+    /// Makes an adapter without a fabric, whose engine and worker run only when its caller calls
+    /// them.
     #[cfg(feature = "stepped")]
     pub fn stepped(config: &Config) -> Result<crate::SteppedEfa, StartError<ConfigError>> {
         let gid = config.gid().map_err(StartError::Config)?;
@@ -99,7 +100,7 @@ impl Efa {
         Ok(crate::SteppedEfa::new(endpoint, engine, worker))
     }
 
-    /// An adapter with the data path that `make` makes.
+    /// Makes an adapter with the data path that `make` makes.
     fn new<E>(
         (setup, interrupts): (Setup, Arc<MaskedInterrupts>),
         make: impl FnOnce(Setup) -> Result<DataPath, E>,
@@ -132,8 +133,8 @@ impl Efa {
         )
     }
 
-    /// What is behind each of the BARs. Of BAR2 the guest maps the send queues, and the doorbells of queues that are
-    /// only polled; its other doorbells are messages.
+    /// Returns the memory behind each of the BARs. The guest maps the send queues in BAR2, and the
+    /// doorbells of queues that are only polled. Other doorbells in BAR2 are messages.
     fn behind_bars(&self) -> [BarMemory; 3] {
         let areas = [memory_bar::POLLED_DOORBELLS, memory_bar::SEND_QUEUES];
         let areas = areas.map(|area| (area.start, area.end - area.start));
@@ -145,7 +146,7 @@ impl Efa {
         ]
     }
 
-    /// Has the engine look for a reset, which is urgent, and for commands.
+    /// Wakes the engine, to look for a reset, which is urgent, and for commands.
     fn notify(&self) {
         if self.shared.with(|registers| registers.is_in_reset()) {
             self.shared.interrupt();
@@ -162,8 +163,9 @@ impl Efa {
         }
     }
 
-    /// Answers a request to read a register: at once if its address is memory that is mapped here, since the driver waits for 50
-    /// ms only; if not, the engine answers, which may wait.
+    /// Answers a request to read a register. If its address is memory that is mapped here, the
+    /// answer is written at once, since the driver waits for only 50 ms. Otherwise the engine
+    /// answers, which may wait.
     fn answer(&self, request: ReadRequest) {
         let (answer, is_answering) = self
             .shared
@@ -181,7 +183,8 @@ impl Efa {
         }
     }
 
-    /// Writes an answer, if its address is memory that is mapped here; whether it is.
+    /// Writes an answer, if its address is memory that is mapped here. Returns `true` if it was
+    /// written.
     fn write_answer(&self, address: u64, answer: &[u8]) -> bool {
         let mut session = self.answers.lock();
         let (purpose, range) = (Purpose::Control, (address, answer.len()));
@@ -242,7 +245,7 @@ impl Function for Efa {
         }
     }
 
-    /// A peer has the doorbells and send queues only.
+    /// Only doorbells and send queues are accessible to peers.
     fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         if bar != memory_bar::BAR {
             return Err(UnsupportedRequest);
@@ -260,7 +263,7 @@ impl Function for Efa {
         self.notify();
     }
 
-    /// The engine clears the send queues when it takes the reset.
+    /// Returns the engine clears the send queues when it takes the reset.
     fn renew_memory(&self) -> io::Result<()> {
         let is_reset = |registers: &Registers| !registers.is_halted();
         self.shared.wait(LONGEST_STEP, is_reset)?;
@@ -268,7 +271,7 @@ impl Function for Efa {
     }
 }
 
-/// What an adapter's data path works with, and the interrupts that resets stop.
+/// Returns the parts of an adapter's data path, and the interrupts that resets stop.
 fn setup(
     config: &Config,
     gid: Gid,
@@ -294,7 +297,7 @@ fn bars() -> Result<[Bar; 3], peerbar_pci::BarError> {
     ])
 }
 
-/// The value of an access of 4 bytes, the only length of registers and doorbells.
+/// Returns the value of an access of 4 bytes, the only length for registers and doorbells.
 fn word(data: &[u8]) -> Option<u32> {
     data.try_into().ok().map(u32::from_le_bytes)
 }

@@ -18,7 +18,7 @@ use crate::interrupts::MaskedInterrupts;
 use crate::objects::Gid;
 use crate::registers::{EngineRequest, Registers};
 
-/// The admin commands' side of the adapter.
+/// The part of the adapter that executes admin commands.
 pub(crate) struct Engine {
     pub(crate) shared: Arc<SharedRegisters<Registers>>,
     pub(crate) requester: Arc<Requester>,
@@ -30,13 +30,14 @@ pub(crate) struct Engine {
     queue: Option<AdminQueue>,
     pub(crate) events: Option<AsyncEvents>,
     has_failed: bool,
-    /// Bus mastering when the present burst of commands began. Without it the adapter issues no request (PCIe Base 6.0, 7.5.1.1.3).
+    /// Bus mastering when the present burst of commands began. Without it the adapter issues no
+    /// request (PCIe Base 6.0, 7.5.1.1.3).
     bus: BusMastering,
-    /// A command that has lost bus mastering, and its outcome unless it is to be carried out again.
+    /// A command that has lost bus mastering, and its outcome unless it must be executed again.
     kept: Option<(Command, Option<Outcome>)>,
 }
 
-/// How a command ends.
+/// The result of a command.
 type Outcome = Result<Answer, Status>;
 
 impl Engine {
@@ -91,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// A reset of the device. Of the function, every DMA has been refused since it began.
+    /// Executes a reset of the device. A reset of the function has refused all DMA since it began.
     fn reset(&mut self) {
         self.queue = None;
         self.events = None;
@@ -121,8 +122,9 @@ impl Engine {
         self.shared.with(Registers::was_answered);
     }
 
-    /// Carries out admin commands until there are no more, or something else is urgent. Returns `true` if there are more. Commands wait
-    /// while bus mastering is off; the engine is kicked once it is on.
+    /// Executes admin commands until there are no more, or something else is urgent. Returns `true`
+    /// if there are more. Commands wait while bus mastering is off; the engine is woken once it is
+    /// on.
     fn serve(&mut self) -> bool {
         self.bus.follow(&self.requester);
         while self.bus.is_on() && !self.shared.urgent() {
@@ -142,12 +144,13 @@ impl Engine {
         self.queue.is_some() && self.bus.is_on()
     }
 
-    /// Whether a request of the present burst that was refused may have been so for want of bus mastering.
+    /// Returns `true` if a refused request of the present burst may have failed because bus
+    /// mastering was off.
     fn has_lost_bus(&self) -> bool {
         self.bus.has_changed(&self.requester)
     }
 
-    /// Carries out the next admin command; whether there was one.
+    /// Executes the next admin command. Returns `true` if there was one.
     fn step(&mut self) -> Result<bool, QueueError> {
         let (setup, submitted, is_in_reset) = self.shared.with(|registers| {
             let setup = registers.admin_setup();
@@ -182,7 +185,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Carries a command out, unless its outcome is known, and completes it.
+    /// Executes a command, unless its outcome is known, and completes it.
     fn carry_out(&mut self, command: &Command, known: Option<Outcome>) -> Result<(), QueueError> {
         let outcome = match known {
             Some(outcome) => outcome,
@@ -266,7 +269,7 @@ mod tests {
     use crate::memory_bar;
     use crate::registers::{AdminSetup, EventSetup};
 
-    /// Where memory is that the client must be asked for.
+    /// Address of memory that only the client can access.
     const ASKED: u64 = 0x10_0000;
     const VECTOR: u8 = 3;
 
@@ -296,7 +299,7 @@ mod tests {
         }
     }
 
-    /// An engine whose memory is asked for, its interrupts and its registers.
+    /// Makes an engine whose memory only the client can access, with its interrupts and registers.
     fn engine() -> (Engine, Arc<Raised>, Arc<SharedRegisters<Registers>>) {
         let requester = Arc::new(Requester::new());
         requester
@@ -327,7 +330,8 @@ mod tests {
             .with_vector(VECTOR)
     }
 
-    /// Writes the mask before an entry is written, and another one while it is; what was raised.
+    /// Writes one mask before an entry is written, and another while it is written. Returns the
+    /// vectors that were raised.
     fn raised_by((before, meanwhile): (u32, u32), post: impl FnOnce(&mut Engine)) -> Vec<u16> {
         let (mut engine, raised, shared) = engine();
         shared.with(|registers| registers.write(offset::INTR_MASK, before));

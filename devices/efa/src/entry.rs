@@ -1,10 +1,12 @@
-//! What a driver polls in its memory: a word tells that the rest is there, as the phase of an entry does.
+//! Entries that a driver polls in its memory: one word, such as the one with the phase, tells that
+//! the rest is there.
 
-/// Bytes that become visible at once, wherever they are: QEMU may carry out a longer write in several parts.
+/// Number of bytes that become visible at once, wherever they are. QEMU may execute a longer write
+/// in several parts.
 const WORD_BYTES: usize = 4;
 
-/// Has `write` write the parts of an entry, each given with its offset, in an order in which a reader that sees the word at the offset `word`
-/// sees the rest.
+/// Calls `write` for the parts of an entry, each with its offset, in such an order that a reader
+/// that sees the word at the offset `word` also sees the rest.
 pub(crate) fn write_word_last<E>(
     entry: &[u8],
     word: usize,
@@ -25,7 +27,7 @@ pub(crate) fn write_word_last<E>(
 mod tests {
     use super::*;
 
-    /// The parts of an entry in the order in which they are written.
+    /// Returns the parts of an entry in the order in which they are written.
     fn written(entry: &[u8], word: usize) -> Vec<(u64, Vec<u8>)> {
         let mut written = Vec::new();
         let done = write_word_last(entry, word, |offset, part| {

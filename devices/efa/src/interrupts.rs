@@ -1,4 +1,4 @@
-//! Interrupts that a reset masks: none of the time before is raised once it is answered.
+//! Interrupts that a reset masks: once it is answered, no earlier interrupt is raised.
 
 use std::sync::Arc;
 
@@ -19,12 +19,13 @@ impl MaskedInterrupts {
         }
     }
 
-    /// No interrupt is raised from now on, until [`MaskedInterrupts::unmask`]. None is in progress once this returns.
+    /// Masks all interrupts until [`MaskedInterrupts::unmask`]. None is in progress once this
+    /// returns.
     pub(crate) fn mask(&self) {
         *self.is_masked.write() = true;
     }
 
-    /// Interrupts are raised again.
+    /// Unmasks interrupts.
     pub(crate) fn unmask(&self) {
         *self.is_masked.write() = false;
     }

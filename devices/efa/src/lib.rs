@@ -1,18 +1,23 @@
-//! An Elastic Fabric Adapter (EFA), as Linux' unmodified driver `efa` and rdma-core's provider of that name drive it.
+//! An Elastic Fabric Adapter (EFA) for Linux' unmodified driver `efa` and rdma-core's provider of
+//! that name.
 //!
-//! # What is emulated
-//! An adapter of the fourth generation (PCI ID 1d0f:efa3). Registers that are read without a read on the bus, a reset, the
-//! admin queue with entries of 64 and of 128 bytes and checksums, polled or with interrupts, the asynchronous event queue
-//! with its keep-alive. Device, queue and network attributes, host info, protection domains, user access regions, address
-//! handles, completion and event queues, queue pairs (SRD and UD), memory regions with inline, contiguous and indirect
-//! lists of pages, regions that work requests give memory to, event counters, statistics. A MSI-X vector for the admin queues and one for each event queue.
+//! # Emulated
+//! An adapter of the fourth generation (PCI ID 1d0f:efa3). Registers that are read without a read
+//! on the bus, reset, the admin queue with entries of 64 and of 128 bytes and checksums, polled or
+//! with interrupts, the asynchronous event queue with its keep-alive. Device, queue and network
+//! attributes, host info, protection domains, user access regions, address handles, completion and
+//! event queues, queue pairs (SRD and UD), memory regions with inline, contiguous and indirect
+//! lists of pages, regions whose memory work requests add, event counters, statistics. An MSI-X
+//! vector for the admin queues and one for each event queue.
 //!
-//! # What is not
-//! The Ethernet device that an instance has beside it. Queues in memory regions. Statistics of one queue. Service, a command of the maker's own.
+//! # Not emulated
+//! The Ethernet device that an instance has in addition. Queues in memory regions. Statistics of
+//! one queue. Service, a vendor-specific command.
 //!
-//! # How
-//! The thread that answers the guest's accesses touches registers and doorbells. The engine, a thread of its own, carries
-//! out admin commands. The worker of [`data`] moves data, for the [`objects`] that the commands have made.
+//! # Threads
+//! The thread that answers the guest's accesses touches only registers and doorbells. The engine, a
+//! separate thread, executes admin commands. The worker of [`data`] moves data for the [`objects`]
+//! that the commands have made.
 #![forbid(unsafe_code)]
 
 mod admin_queue;

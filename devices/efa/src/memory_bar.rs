@@ -1,7 +1,8 @@
-//! BAR2: a page of doorbells for each UAR, and the memory of the send queues, which user space writes (low-latency queues).
+//! BAR2: a page of doorbells for each UAR, and the memory of the send queues, which user space
+//! writes (low-latency queues).
 //!
-//! A process maps the page of its own UAR only. So a doorbell counts only if it lies in the page of the UAR that its
-//! queue belongs to.
+//! A process maps only the page of its own UAR. A doorbell therefore counts only if it lies in the
+//! page of the UAR that its queue belongs to.
 
 use std::ops::Range;
 
@@ -9,28 +10,28 @@ use std::ops::Range;
 pub const BAR: u8 = 2;
 /// Length of the BAR.
 pub const BAR_BYTES: u64 = 64 << 20;
-/// A page of the guest: what a process maps at least.
+/// Page size of the guest: the smallest unit that a process maps.
 pub const PAGE: u64 = 4096;
-/// How many UARs there are. Each is a process that has opened the adapter.
+/// Number of UARs. Each belongs to a process that has opened the adapter.
 pub const UARS: u16 = 256;
-/// How many queue pairs there are.
+/// Number of queue pairs.
 pub const QUEUE_PAIRS: u16 = 256;
-/// How many completion queues there are.
+/// Number of completion queues.
 pub const COMPLETION_QUEUES: u16 = 512;
-/// Length of the memory of one send queue.
+/// Size of the memory of one send queue.
 pub const SEND_QUEUE_BYTES: u64 = 128 << 10;
-/// Where the doorbells are.
+/// Range of the doorbells.
 pub const DOORBELLS: Range<u64> = 0..UARS as u64 * PAGE;
-/// Where the doorbells are of completion queues that are only polled: memory, in which user space says how far it has come. A
-/// page for each UAR, too.
+/// Range of the doorbells of completion queues that are only polled: memory in which user space
+/// stores its consumer index, with a page for each UAR, too.
 pub const POLLED_DOORBELLS: Range<u64> = 16 << 20..(16 << 20) + UARS as u64 * PAGE;
-/// Where the memory of the send queues is.
+/// Range of the send queues.
 pub const SEND_QUEUES: Range<u64> = 32 << 20..BAR_BYTES;
 
-/// From the doorbells of one queue pair to the next one's.
+/// Distance between the doorbells of two queue pairs.
 const PAIR_STRIDE: u64 = 8;
 const WORD: u64 = 4;
-/// Where in a page the doorbells of the completion queues start.
+/// Offset in a page of the completion queues' doorbells.
 const COMPLETION_DOORBELLS: u64 = QUEUE_PAIRS as u64 * PAIR_STRIDE;
 
 const _: () = assert!(COMPLETION_DOORBELLS + COMPLETION_QUEUES as u64 * WORD <= PAGE);
@@ -41,7 +42,7 @@ const _: () = assert!(
         && SEND_QUEUE_BYTES % PAGE == 0
 );
 
-/// A queue that has a doorbell; one of a queue pair by the slot of that pair.
+/// A queue that has a doorbell. A queue pair's is identified by the pair's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
     /// Send queue of a queue pair.
@@ -53,7 +54,7 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
-    /// Where in the BAR it is, for a queue of this UAR.
+    /// Returns its offset in the BAR, for a queue of this UAR.
     pub fn offset(self, uar: u16) -> u64 {
         let in_page = match self {
             Self::Send(pair) => u64::from(pair) * PAIR_STRIDE,
@@ -63,7 +64,8 @@ impl Doorbell {
         u64::from(uar) * PAGE + in_page
     }
 
-    /// The UAR and the doorbell at this offset of the BAR. `None` if there is none.
+    /// Returns the UAR and the doorbell at this offset of the BAR, or `None` if there is no
+    /// doorbell.
     pub fn at(offset: u64) -> Option<(u16, Self)> {
         if !DOORBELLS.contains(&offset) || offset % WORD != 0 {
             return None;
@@ -80,17 +82,18 @@ impl Doorbell {
     }
 }
 
-/// Where in the BAR the doorbell of a completion queue of this UAR is that is only polled.
+/// Returns the offset in the BAR of the doorbell of a completion queue of this UAR that is only
+/// polled.
 pub fn polled_doorbell(uar: u16, queue: u16) -> u64 {
     POLLED_DOORBELLS.start + u64::from(uar) * PAGE + u64::from(queue) * WORD
 }
 
-/// Whether what is at this offset of the BAR is memory, which the guest may map.
+/// Returns `true` if this offset of the BAR is memory, which the guest may map.
 pub fn is_memory(offset: u64) -> bool {
     POLLED_DOORBELLS.contains(&offset) || SEND_QUEUES.contains(&offset)
 }
 
-/// Where in the BAR the memory of the send queue of this queue pair is.
+/// Returns the offset in the BAR of the send queue of this queue pair.
 pub fn send_queue(pair: u16) -> u64 {
     SEND_QUEUES.start + u64::from(pair) * SEND_QUEUE_BYTES
 }

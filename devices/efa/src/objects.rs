@@ -1,8 +1,9 @@
-//! What a driver creates on the adapter: UARs, protection domains, address handles, queues, queue pairs, memory regions, event
-//! counters.
+//! The objects that a driver creates on the adapter: UARs, protection domains, address handles,
+//! queues, queue pairs, memory regions, event counters.
 //!
-//! A driver names an object by a number. Every number that it gives is checked, and an object that others use is not
-//! removed. Nothing here does DMA: the data path works on the same objects, under one lock.
+//! A driver names an object by a number. Every such number is checked, and an object that others
+//! use is not removed. Nothing here does DMA: the data path works on the same objects, under one
+//! lock.
 
 mod address_handle;
 mod completion_queue;
@@ -53,7 +54,7 @@ use slots::Slots;
 /// All objects of an adapter.
 pub struct Objects {
     doorbells: Arc<Doorbells>,
-    /// The memory of BAR2, in which the send queues are.
+    /// The memory of BAR2, which contains the send queues.
     bar_memory: Arc<MemoryFile>,
     uars: Slots<UserCount>,
     protection_domains: Slots<UserCount>,
@@ -64,7 +65,8 @@ pub struct Objects {
     pub(crate) queue_pairs: Slots<QueuePair>,
     /// The generation of the next queue pair of each slot, which is part of its number.
     generations: Vec<u8>,
-    /// The UAR that had each slot of a send queue last: its process may have the memory mapped until the UAR is given back.
+    /// The last UAR to use each slot of a send queue: its process may have the memory mapped until
+    /// the UAR is released.
     send_queue_uars: Vec<Option<u16>>,
     /// Work requests in progress that were dropped with their queue pairs or by a reset.
     dropped: Vec<DroppedRequest>,
@@ -72,22 +74,23 @@ pub struct Objects {
     regions: HashMap<u32, MemoryRegion>,
     /// Local keys by the remote keys of the same regions.
     remote_keys: HashMap<u32, u32>,
-    /// The local keys of the regions that were allocated for fast registration, by the bits that do not change; such bits of their remote keys.
+    /// The local keys of the regions that were allocated for fast registration, by the key bits
+    /// that do not change, and the fixed bits of their remote keys.
     fast_keys: HashMap<u32, u32>,
     fast_remote_keys: HashSet<u32>,
-    /// Pages of all regions.
+    /// Number of pages of all regions.
     pages: usize,
     keys: KeyGenerator,
 }
 
-/// A UAR or a protection domain: it has nothing but users.
+/// A UAR or a protection domain, which has only a count of its users.
 #[derive(Default)]
 struct UserCount {
     users: usize,
 }
 
 impl Objects {
-    /// No objects. The doorbells are those of the queues that are going to be created.
+    /// Makes an empty set of objects. The doorbells are those of the queues that will be created.
     pub(crate) fn new(doorbells: Arc<Doorbells>, bar_memory: Arc<MemoryFile>) -> Self {
         Self {
             doorbells,
@@ -140,12 +143,13 @@ impl Objects {
         self.doorbells.wake_worker();
     }
 
-    /// Takes a UAR into use: a page of doorbells of one process. Its number.
+    /// Allocates a UAR, a page of doorbells of one process. Returns its number.
     pub fn create_uar(&mut self) -> Result<u16, ObjectError> {
         self.uars.insert(UserCount::default())
     }
 
-    /// Gives a UAR back, and with it the memory of the send queues that its process had. Fails while queues use it.
+    /// Releases a UAR, and with it the memory of the send queues that its process had. Fails while
+    /// queues use it.
     pub fn destroy_uar(&mut self, uar: u16) -> Result<(), ObjectError> {
         remove_unused(&mut self.uars, uar)?;
         for owner in &mut self.send_queue_uars {
@@ -154,7 +158,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Creates a protection domain. Its number.
+    /// Creates a protection domain. Returns its number.
     pub fn create_protection_domain(&mut self) -> Result<u16, ObjectError> {
         self.protection_domains.insert(UserCount::default())
     }
@@ -164,13 +168,14 @@ impl Objects {
         remove_unused(&mut self.protection_domains, domain)
     }
 
-    /// Clears this slot's send queue, so that its next process neither reads nor sends what the former one has written there.
+    /// Clears this slot's send queue, so that its next process neither reads nor sends data that
+    /// the former one has written there.
     fn clear_send_queue(&self, slot: u16) -> Result<(), MemoryError> {
         let start = memory_bar::send_queue(slot);
         self.bar_memory.zero(start, memory_bar::SEND_QUEUE_BYTES)
     }
 
-    /// How many memory regions there are.
+    /// Returns the number of memory regions.
     #[cfg(test)]
     pub(crate) fn region_count(&self) -> usize {
         self.regions.len()
@@ -188,13 +193,13 @@ fn remove_unused(slots: &mut Slots<UserCount>, number: u16) -> Result<(), Object
     slots.remove(number).map(|_| ())
 }
 
-/// An object has one user more of this object, which exists.
+/// Adds a user to this object, which exists.
 fn add_user(slots: &mut Slots<UserCount>, number: u16) -> Result<(), ObjectError> {
     slots.get_mut(number)?.users += 1;
     Ok(())
 }
 
-/// An object has one user less of this object.
+/// Removes a user from this object.
 fn remove_user(slots: &mut Slots<UserCount>, number: u16) {
     if let Ok(object) = slots.get_mut(number) {
         object.users = object.users.saturating_sub(1);

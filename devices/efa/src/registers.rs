@@ -1,8 +1,8 @@
-//! The registers in BAR0: their values, and what a write asks for. No I/O.
+//! The registers in BAR0: their values, and the effects of writes. No I/O.
 //!
-//! A reset by the driver (DEV_CTL) begins with a write of 1 and ends after a write of 0, once the engine has forgotten
-//! everything. The status says that it is in progress all that time. DMA of before may go on until it is over; the answers
-//! to read requests go out in between.
+//! A reset by the driver (DEV_CTL) begins with a write of 1 and ends after a write of 0, once the
+//! engine has forgotten everything. Until then the status says that it is in progress. Earlier DMA
+//! may continue until it ends; answers to read requests are sent even during the reset.
 
 use peerbar_efa_spec::registers::{
     AdminQueueCaps, Capabilities, ControllerVersion, DeviceControl, DeviceStatus, EventQueueCaps,
@@ -12,16 +12,17 @@ use peerbar_endpoint::EngineRequests;
 
 /// The interface of Linux 7.3: admin entries of 64 and of 128 bytes, checksums.
 const VERSION: Version = Version::new().with_major(0).with_minor(3);
-/// The least that Linux' driver takes.
+/// The lowest version that Linux' driver accepts.
 const CONTROLLER_VERSION: ControllerVersion = ControllerVersion::new().with_subminor(1);
-/// Longest step of a reset, in units of 100 ms: as much as the field holds, since memory that does not answer delays it.
+/// Longest step of a reset, in units of 100 ms: the maximum of the field, since memory that does
+/// not answer delays it.
 const RESET_TIMEOUT: u8 = 31;
-/// The driver waits for admin commands for the 30 s of its own.
+/// No time-out of admin commands is set: the driver uses its own 30 s.
 const CAPABILITIES: Capabilities = Capabilities::new()
     .with_reset_timeout(RESET_TIMEOUT)
     .with_dma_address_width(64);
 
-/// A queue in the driver's memory, as its registers have it.
+/// A queue in the driver's memory, as its registers describe it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct QueueRegisters {
     low: u32,
@@ -35,7 +36,7 @@ impl QueueRegisters {
     }
 }
 
-/// What the registers say of the admin queue.
+/// The admin queue, as the registers describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdminSetup {
     pub(crate) submission: u64,
@@ -44,21 +45,21 @@ pub(crate) struct AdminSetup {
     pub(crate) completion_caps: EventQueueCaps,
 }
 
-/// What the registers say of the asynchronous event queue.
+/// The asynchronous event queue, as the registers describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventSetup {
     pub(crate) address: u64,
     pub(crate) caps: EventQueueCaps,
 }
 
-/// What a write to a register asks for.
+/// The effect of a write to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// The engine has something to do.
     Engine,
-    /// A register is to be read.
+    /// A register must be read.
     Read(ReadRequest),
-    /// An event queue is to be armed.
+    /// An event queue must be armed.
     Arm(u16),
 }
 
@@ -71,12 +72,13 @@ pub(crate) enum EngineRequest {
     Read(ReadRequest),
 }
 
-/// How far a reset is.
+/// The progress of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reset {
-    /// None is in progress.
+    /// No reset is in progress.
     None,
-    /// The engine has to forget everything. Whether the driver still holds the device in reset.
+    /// The engine must forget everything. `is_held` is `true` while the driver still holds the
+    /// device in reset.
     Asked { is_held: bool },
     /// The engine has forgotten everything. The driver still holds the device in reset.
     Held,
@@ -87,24 +89,25 @@ pub(crate) struct Registers {
     submission: QueueRegisters,
     completion: QueueRegisters,
     events: QueueRegisters,
-    /// Where answers to read requests go.
+    /// The address for answers to read requests.
     answers: QueueRegisters,
     mask: InterruptMask,
     control: DeviceControl,
-    /// How many admin commands the driver has submitted, modulo 2^16.
+    /// Number of admin commands that the driver has submitted, modulo 2^16.
     submitted: u16,
-    /// How many events the driver has consumed, modulo 2^32.
+    /// Number of events that the driver has consumed, modulo 2^32.
     consumed_events: u32,
-    /// The last request to read a register that the engine has yet to answer. A driver makes one at a time.
+    /// The last request to read a register that the engine has yet to answer. A driver makes one at
+    /// a time.
     read: Option<ReadRequest>,
-    /// The engine is answering one.
+    /// `true` while the engine answers one.
     is_answering: bool,
     reset: Reset,
-    /// The engine does not know of the reset yet.
+    /// `true` until the engine knows of the reset.
     is_reset_new: bool,
-    /// A reset of the function has stopped all DMA and interrupts.
+    /// `true` if a reset of the function has stopped all DMA and interrupts.
     is_halted: bool,
-    /// A reset has ended.
+    /// `true` if a reset has ended.
     is_reset_finished: bool,
     is_failed: bool,
 }
@@ -130,7 +133,7 @@ impl Registers {
         }
     }
 
-    /// The register at this offset. 0 where there is none, or one that is only written.
+    /// Returns the register at this offset, or 0 if there is none or it is write-only.
     pub(crate) fn read(&self, offset: u64) -> u32 {
         match offset {
             offset::VERSION => VERSION.into_bits(),
@@ -206,18 +209,19 @@ impl Registers {
         None
     }
 
-    /// A reset of the function, which ends by itself. DMA and interrupts have been stopped.
+    /// Starts a reset of the function, which ends by itself. DMA and interrupts have been stopped.
     pub(crate) fn reset_function(&mut self) {
         self.begin_reset(false);
         self.is_halted = true;
     }
 
-    /// Whether DMA and interrupts are to be permitted again.
+    /// Returns `true`, once, if DMA and interrupts must be permitted again.
     pub(crate) fn take_halt(&mut self) -> bool {
         std::mem::take(&mut self.is_halted)
     }
 
-    /// Whether DMA and interrupts are refused, until nothing is left of the time before a reset of the function.
+    /// Returns `true` while DMA and interrupts are refused, until nothing from before a reset of
+    /// the function is left.
     pub(crate) fn is_halted(&self) -> bool {
         self.is_halted
     }
@@ -232,7 +236,8 @@ impl Registers {
         };
     }
 
-    /// The engine has forgotten everything; whether no other reset has begun meanwhile.
+    /// Notes that the engine has forgotten everything. Returns `true` unless another reset has
+    /// begun since.
     pub(crate) fn was_reset(&mut self) -> bool {
         if self.is_reset_new {
             return false;
@@ -244,12 +249,12 @@ impl Registers {
         true
     }
 
-    /// Whether a reset is in progress: no command is carried out.
+    /// Returns `true` if a reset is in progress, which means that no command is executed.
     pub(crate) fn is_in_reset(&self) -> bool {
         self.reset != Reset::None
     }
 
-    /// The device has failed, until the next reset.
+    /// Marks the device as failed until the next reset.
     pub(crate) fn fail(&mut self) {
         self.is_failed = true;
     }
@@ -262,22 +267,23 @@ impl Registers {
             .with_fatal_error(self.is_failed)
     }
 
-    /// How many commands the driver has submitted, modulo 2^16.
+    /// Returns the number of commands that the driver has submitted, modulo 2^16.
     pub(crate) fn submitted(&self) -> u16 {
         self.submitted
     }
 
-    /// How many events the driver has consumed, modulo 2^32.
+    /// Returns the number of events that the driver has consumed, modulo 2^32.
     pub(crate) fn consumed_events(&self) -> u32 {
         self.consumed_events
     }
 
-    /// Whether completions of admin commands and asynchronous events raise no interrupt.
+    /// Returns `true` if completions of admin commands and asynchronous events raise no interrupt.
     pub(crate) fn is_masked(&self) -> bool {
         self.mask.masked()
     }
 
-    /// The answer to a request to read a register, and where it goes. `None` if the driver has not said where.
+    /// Returns the answer to a request to read a register, and its address, or `None` if the driver
+    /// has not set one.
     pub(crate) fn answer(&self, request: ReadRequest) -> Option<(u64, ReadAnswer)> {
         let answer = ReadAnswer {
             id: request.id().into(),
@@ -288,22 +294,23 @@ impl Registers {
         (address != 0).then_some((address, answer))
     }
 
-    /// Has the engine answer a request to read a register.
+    /// Passes a request to read a register to the engine.
     pub(crate) fn request_read(&mut self, request: ReadRequest) {
         self.read = Some(request);
     }
 
-    /// The engine has answered a request.
+    /// Notes that the engine has answered a request.
     pub(crate) fn was_answered(&mut self) {
         self.is_answering = false;
     }
 
-    /// Whether the engine answers a request, or is to: another answer would be overwritten by its own.
+    /// Returns `true` if the engine answers a request now or soon. Its answer would overwrite
+    /// another one.
     pub(crate) fn is_answering(&self) -> bool {
         self.is_answering || self.read.is_some()
     }
 
-    /// The admin queue.
+    /// Returns the admin queue.
     pub(crate) fn admin_setup(&self) -> AdminSetup {
         AdminSetup {
             submission: self.submission.address(),
@@ -313,7 +320,7 @@ impl Registers {
         }
     }
 
-    /// The asynchronous event queue.
+    /// Returns the asynchronous event queue.
     pub(crate) fn event_setup(&self) -> EventSetup {
         EventSetup {
             address: self.events.address(),
@@ -325,7 +332,8 @@ impl Registers {
 impl EngineRequests for Registers {
     type Request = EngineRequest;
 
-    /// A reset comes once. A read is being answered until the engine says that it [was answered](Registers::was_answered).
+    /// Takes a request for the engine. A reset is returned once. A read is in progress until the
+    /// engine says that it [was answered](Registers::was_answered).
     fn take_request(&mut self) -> Option<EngineRequest> {
         if std::mem::take(&mut self.is_reset_new) {
             return Some(EngineRequest::Reset);

@@ -1,4 +1,4 @@
-//! An adapter without threads of its own, for tests that must know what happens when.
+//! An adapter without threads, for tests that control the order of events.
 
 use std::time::Instant;
 
@@ -8,10 +8,10 @@ use crate::data::{NextTurn, Worker};
 use crate::efa::Efa;
 use crate::engine::Engine;
 
-/// Turns of the worker in one go: a long transfer goes on in the next one.
+/// Turns of the worker in one call: a long transfer continues in the next one.
 const TURNS: usize = 64;
 
-/// An adapter whose engine and worker work when its caller has them work.
+/// An adapter whose engine and worker run only when its caller calls them.
 pub struct SteppedEfa {
     /// The device on its bus.
     pub endpoint: Endpoint<Efa>,
@@ -28,8 +28,8 @@ impl SteppedEfa {
         }
     }
 
-    /// Has the engine carry out all admin commands, then the worker a number of slices, of which each takes place at `now`: no
-    /// outcome depends on how fast the machine is.
+    /// Lets the engine execute all admin commands, then lets the worker take a number of slices.
+    /// Every slice takes place at `now`, so no outcome depends on the speed of the machine.
     pub fn work(&mut self, now: Instant) {
         self.engine.work();
         if let Some(worker) = &mut self.worker {

@@ -1,4 +1,4 @@
-//! What an adapter can still do after it was taken over.
+//! The abilities of an adapter that was taken over.
 
 use peerbar_sandbox::take_over::assert_confined;
 use peerbar_sandbox::{Connections, ServerKind};

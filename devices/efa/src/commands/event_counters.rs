@@ -20,7 +20,7 @@ impl Engine {
             uar: parameters.uar.get(),
             address: parameters.address.get(),
         };
-        // The worker does not write the word meanwhile.
+        // The worker cannot write the word at the same time.
         let mut objects = self.data.objects();
         let created = objects.create_event_counter(parameters, self.word_writer(command));
         let number = created.map_err(refused)?;
@@ -65,7 +65,8 @@ impl Engine {
         modified.map(|()| DONE).map_err(refused)
     }
 
-    /// Writes the word of an event counter, for this command; whether it could.
+    /// Returns a function that writes the word of an event counter for this command, and returns
+    /// `true` on success.
     fn word_writer(&self, command: &Command) -> impl FnOnce(u64, u64) -> bool {
         let tag = Tag::new(Purpose::Completion, command.origin());
         let mut session = Session::new(self.requester.clone());
@@ -79,7 +80,7 @@ impl Engine {
     }
 }
 
-/// The counter and the queue pair of a command that attaches or detaches.
+/// Returns the counter and the queue pair of a command that attaches or detaches.
 fn attachment(command: &Command) -> Result<(u16, u16, AttachEventCounter), Status> {
     let parameters = command.view::<AttachEventCounter>()?;
     reserved(parameters.reserved == [0; 3] && parameters.events.reserved() == 0)?;
@@ -88,7 +89,7 @@ fn attachment(command: &Command) -> Result<(u16, u16, AttachEventCounter), Statu
     Ok((counter, number(parameters.qp.get())?, parameters))
 }
 
-/// The number of a handle.
+/// Returns the number of a handle.
 fn number(handle: u32) -> Result<u16, Status> {
     u16::try_from(handle).map_err(|_| Status::IllegalParameter)
 }

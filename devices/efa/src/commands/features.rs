@@ -1,4 +1,4 @@
-//! Features: what the driver asks of the adapter and tells it.
+//! Features: the driver reads some from the adapter and sets others.
 
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ impl Engine {
         possible(self.events.is_some() || enabled == 0)
     }
 
-    /// Reads what the driver says of its host, which only the log shows.
+    /// Reads the driver's information about its host, which appears only in the log.
     fn take_host_info(
         &mut self,
         command: &Command,
@@ -81,7 +81,7 @@ impl Engine {
     }
 }
 
-/// Text that a zero ends, without control characters.
+/// Returns text up to the first zero, without control characters.
 fn text(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).escape_debug().to_string()

@@ -16,7 +16,7 @@ impl Engine {
         let parameters = command.view::<RegMr>()?;
         let permissions = parameters.permissions;
         reserved(!parameters.flags.reserved() && permissions.reserved() == 0)?;
-        // Only privileged clients may register physical memory, and none is.
+        // Only privileged clients may register physical memory, and there are no such clients.
         possible(!parameters.flags.physical())?;
         let count = page_count(&parameters)?;
         let reader = PageListReader::new(&self.requester, command.origin());
@@ -33,7 +33,7 @@ impl Engine {
         Ok(answer(&RegisteredMr {
             local_key: keys.local.into(),
             remote_key: keys.remote.into(),
-            // There is one interconnect, so none is named.
+            // There is only one interconnect, so the answer names none.
             validity: 0,
             receive_interconnect: 0,
             read_interconnect: 0,
@@ -41,7 +41,7 @@ impl Engine {
         }))
     }
 
-    /// A region without memory, which a work request gives it later: no driver of Linux asks for one.
+    /// Allocates a region without memory, which work requests add later. No Linux driver uses this.
     pub(super) fn allocate_region(&mut self, command: &Command) -> Result<Answer, Status> {
         let parameters = command.view::<AllocMr>()?;
         reserved(parameters.reserved.get() == 0)?;
@@ -72,7 +72,7 @@ impl From<Permissions> for VerbsAccess {
     }
 }
 
-/// How many pages a region has, by its address and length.
+/// Returns the number of pages of a region, from its address and length.
 fn page_count(parameters: &RegMr) -> Result<usize, Status> {
     let shift = parameters.flags.page_shift();
     let (iova, length) = (parameters.iova.get(), parameters.length.get());
@@ -80,7 +80,7 @@ fn page_count(parameters: &RegMr) -> Result<usize, Status> {
     let count = count.and_then(|count| usize::try_from(count).ok());
     let count = count.filter(|count| *count <= limits::PAGES_PER_REGION);
     let count = count.ok_or(Status::IllegalParameter)?;
-    // Linux' driver leaves it to the device to count.
+    // Linux' driver lets the device count the pages.
     let given = parameters.pages.get();
     possible(given == 0 || u32::try_from(count) == Ok(given))?;
     Ok(count)

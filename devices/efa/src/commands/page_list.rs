@@ -1,7 +1,8 @@
 //! The addresses of the pages of a memory region, as its driver lists them.
 //!
-//! Up to four are in the command. A list of more is contiguous, or indirect: then pages of the list are scattered, and their
-//! addresses are in a chain of blocks. How far a list goes follows from the number of pages, so no list is endless.
+//! Up to four addresses are in the command. A longer list is contiguous or indirect: in an indirect
+//! list the pages of the list are scattered, and their addresses are in a chain of blocks. The
+//! length of a list follows from the number of pages, so no list is endless.
 
 use peerbar_dma::{Origin, Purpose, Requester, Tag};
 use peerbar_efa_spec::admin::memory_region::{
@@ -13,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::possible;
 
-/// Addresses in a page of a list.
+/// Number of addresses in a page of a list.
 const ADDRESSES: usize = LIST_PAGE_BYTES / PAGE_ADDRESS_BYTES;
 
 /// Reads lists of pages by DMA.
@@ -23,13 +24,13 @@ pub(super) struct PageListReader<'a> {
 }
 
 impl<'a> PageListReader<'a> {
-    /// Reads lists for this command.
+    /// Makes a reader for this command.
     pub(super) fn new(requester: &'a Requester, command: Origin) -> Self {
         let tag = Tag::new(Purpose::List, command);
         Self { requester, tag }
     }
 
-    /// The addresses of the `count` pages of a region.
+    /// Returns the addresses of the `count` pages of a region.
     pub(super) fn read(
         &self,
         flags: CommandFlags,
@@ -50,7 +51,7 @@ impl<'a> PageListReader<'a> {
         self.addresses(list.address.get(), count)
     }
 
-    /// The addresses in the pages whose addresses are in a chain of blocks.
+    /// Returns the addresses in the pages that a chain of blocks points to.
     fn indirect(&self, mut block: ControlBuffer, count: usize) -> Result<Vec<u64>, Status> {
         let mut pages = Vec::with_capacity(count);
         while pages.len() < count {
@@ -70,7 +71,7 @@ impl<'a> PageListReader<'a> {
         Ok(pages)
     }
 
-    /// What follows the addresses of a block: where the next one is.
+    /// Returns the pointer to the next block, which follows the addresses of a block.
     fn next_block(&self, block: u64, bytes: usize) -> Result<ControlBuffer, Status> {
         let mut next = [0; size_of::<ControlBuffer>()];
         let address = block.checked_add(bytes as u64);

@@ -18,9 +18,9 @@ use crate::objects::{
     QueuePairState,
 };
 
-/// Flag of the answer of Create CQ: the doorbell is valid.
+/// Flag of the answer to Create CQ: the doorbell is valid.
 const DOORBELL_VALID: u32 = 1;
-/// Length of the words in which lengths of entries are given.
+/// Size of the words in which entry sizes are given.
 const WORD_BYTES: usize = 4;
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
         let parameters = command.view::<CreateCq>()?;
         let (first, second) = (parameters.caps_1, parameters.caps_2);
         reserved(first.reserved_low() == 0 && !first.reserved_high() && !second.reserved())?;
-        // Queues in memory regions are not offered.
+        // Queues in memory regions are not supported.
         possible(!first.is_virtual())?;
         possible(parameters.parts.get() == 1)?;
         let (uar, depth) = (parameters.uar.get(), parameters.depth.get());
@@ -88,7 +88,7 @@ impl Engine {
         let parameters = command.view::<CreateQp>()?;
         let flags = parameters.flags;
         reserved(flags.reserved() == 0)?;
-        // Queues in memory regions are not offered.
+        // Queues in memory regions are not supported.
         possible(!flags.sq_virtual() && !flags.rq_virtual())?;
         let uar = parameters.uar.get();
         let created = self.data.objects().create_queue_pair(CreateQueuePair {
@@ -121,7 +121,7 @@ impl Engine {
         let parameters = command.view::<ModifyQp>()?;
         let mask = parameters.mask;
         reserved(mask.reserved() == 0)?;
-        // No event is posted once the send queue has drained.
+        // The adapter posts no event when the send queue has drained.
         possible(!mask.sq_drained_notify() || parameters.sq_drained_notify == 0)?;
         let number = number(parameters.handle.get())?;
         let state = |field: u32| QueuePairState::from_number(field).ok_or(Status::IllegalParameter);
@@ -132,7 +132,7 @@ impl Engine {
             sq_psn: mask.sq_psn().then_some(parameters.sq_psn.get()),
             rnr_retry: mask.rnr_retry().then_some(parameters.rnr_retry),
         };
-        // The state that the driver begins from is not asked for: the queue pair may have failed meanwhile.
+        // The current state that the driver names is ignored: the queue pair may have failed since.
         let modified = self.data.objects().modify_queue_pair(number, changes);
         modified.map(|()| DONE).map_err(refused)
     }
@@ -166,12 +166,12 @@ fn kind(number: u8) -> Result<QueuePairKind, Status> {
     }
 }
 
-/// The number of a queue pair, which is its handle too.
+/// Returns the number of a queue pair, which is also its handle.
 fn number(handle: u32) -> Result<u16, Status> {
     u16::try_from(handle).map_err(|_| Status::IllegalParameter)
 }
 
-/// Entries of the ring that user space makes for a queue of this depth.
+/// Returns the number of entries of the ring that user space makes for a queue of this depth.
 fn ring_entries(depth: u32) -> Result<u32, Status> {
     match depth {
         0 => Ok(0),
@@ -181,7 +181,8 @@ fn ring_entries(depth: u32) -> Result<u32, Status> {
     }
 }
 
-/// Where the doorbell of a completion queue is. One that has no events is in memory, where it costs the guest no exit.
+/// Returns the offset of a completion queue's doorbell. The doorbell of a queue without events is
+/// in memory, where writing it costs the guest no exit.
 fn completion_doorbell(uar: u16, number: u16, has_events: bool) -> u32 {
     if has_events {
         doorbell(uar, Doorbell::Completion(number))
@@ -194,7 +195,7 @@ fn doorbell(uar: u16, doorbell: Doorbell) -> u32 {
     offset(doorbell.offset(uar))
 }
 
-/// An offset of BAR2, which is not longer than 4 GiB.
+/// Returns an offset in BAR2, which is smaller than 4 GiB.
 fn offset(offset: u64) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX)
 }

@@ -13,7 +13,8 @@ use super::turn::Turn;
 use super::wire::{Arrival, Mail};
 use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind};
 
-/// How many packets, and how many answers, are taken in one turn, and how many bytes of slots are copied at least before it ends.
+/// Limits of the packets and of the answers that are taken in one turn, and the number of bytes
+/// copied from or to slots after which it ends.
 const MAIL: usize = 32;
 pub(super) const STAGED_IN_A_TURN: u64 = 1 << 20;
 
@@ -52,7 +53,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Carries out a packet of another adapter, and answers it if an answer is wanted.
+    /// Executes a packet of another adapter, and answers it if an answer is wanted.
     fn take_arrival(&mut self, arrival: Arrival) {
         let from = arrival.from;
         let Some((packet, payload)) = Packet::decode(&arrival.data) else {
@@ -76,7 +77,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Carries out a packet. The answer, or the status of a failure.
+    /// Executes a packet. Returns the answer, or the status of a failure.
     fn carry_out(
         &mut self,
         packet: &Packet,
@@ -111,8 +112,8 @@ impl Turn<'_> {
         Ok(answer)
     }
 
-    /// The answer to a part of a transfer, which asks for a report of its end if that is counted here. A write with immediate data is announced
-    /// anyway.
+    /// Returns the answer to a part of a transfer. The answer asks for a report of the transfer's
+    /// end if this side counts it. A write with immediate data is announced anyway.
     fn with_count(&self, packet: &Packet, mut answer: Vec<u8>) -> Vec<u8> {
         let operation = match (packet.verb, packet.immediate) {
             (Verb::Read, _) => Operation::RdmaRead,
@@ -175,7 +176,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// The memory of a part, and the slot that its packet names.
+    /// Returns the memory of a part, and the slot that its packet names.
     fn staged_part(
         &mut self,
         packet: &Packet,

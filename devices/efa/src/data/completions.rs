@@ -1,4 +1,5 @@
-//! Completions and events: what the adapter writes into the queues of the guest, and the interrupts that follow.
+//! Completions and events that the adapter writes into the queues of the guest, and the interrupts
+//! that follow.
 
 use peerbar_dma::{DmaError, Origin, Purpose, Tag};
 use peerbar_efa_spec::completion::{
@@ -18,7 +19,7 @@ use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent, QueuePairState};
 /// A message or an RDMA write that was received.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Received {
-    /// Number of the receive that was consumed. `None` if none was.
+    /// Number of the receive that was consumed, or `None` if none was.
     pub(super) request: Option<u16>,
     pub(super) status: CompletionStatus,
     pub(super) operation: Operation,
@@ -36,7 +37,8 @@ impl Received {
 }
 
 impl Turn<'_> {
-    /// Ends a work request of the send queue of this queue pair: counts it, and completes it if that is wanted or it has failed.
+    /// Ends a work request of this queue pair's send queue: counts it, and posts a completion if
+    /// one is wanted or the request has failed.
     pub(super) fn end_send(
         &mut self,
         pair: u16,
@@ -76,8 +78,9 @@ impl Turn<'_> {
         self.post(pair, queue, bytes);
     }
 
-    /// Completes and counts a receive of this queue pair; whether the completion was written. An entry of 16 bytes has 16 bits of the length, as
-    /// the hardware's: the upper ones of a long RDMA write are in its second half.
+    /// Completes and counts a receive of this queue pair. Returns `true` if the completion was
+    /// written. Like the hardware's, an entry of 16 bytes has only 16 bits of the length: the upper
+    /// bits of a long RDMA write's length are in the second half of a longer entry.
     pub(super) fn complete_receive(&mut self, pair: u16, received: &Received) -> bool {
         if received.request.is_some() {
             let is_ok = received.status == CompletionStatus::Ok;
@@ -118,13 +121,14 @@ impl Turn<'_> {
         self.post(pair, queue, zerocopy::transmute!(entry))
     }
 
-    /// Writes a completion of a queue pair, of which a queue of short entries takes the first half; whether it was written.
+    /// Writes a completion of a queue pair. A queue of short entries takes the first half. Returns
+    /// `true` if it was written.
     fn post(&mut self, pair: u16, number: u16, mut entry: [u8; EXTENDED_ENTRY_BYTES]) -> bool {
         let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
             return false;
         };
         if queue.has_failed {
-            // It was reset and started again since.
+            // The queue pair was reset and started again since.
             self.fail_pair(pair);
             return false;
         }
@@ -152,7 +156,7 @@ impl Turn<'_> {
         self.write_entries(number)
     }
 
-    /// Writes what was kept while bus mastering was off, in the order in which it would have been written.
+    /// Writes the entries that were kept while bus mastering was off, in their original order.
     pub(super) fn write_kept(&mut self) {
         self.write_kept_counters();
         let queues = self.objects.completion_queues.iter();
@@ -195,7 +199,7 @@ impl Turn<'_> {
         false
     }
 
-    /// There are no completions of this queue any more, so its queue pairs are in error.
+    /// Puts the queue pairs of a completion queue that takes no more completions in error.
     fn fail_queue(&mut self, number: u16) {
         if let Ok(queue) = self.objects.completion_queues.get_mut(number) {
             queue.has_failed = true;
@@ -208,7 +212,7 @@ impl Turn<'_> {
         used.into_iter().for_each(|pair| self.fail_pair(pair));
     }
 
-    /// A queue pair is in error: what is posted is flushed.
+    /// Puts a queue pair in error: posted requests are flushed.
     pub(super) fn fail_pair(&mut self, number: u16) {
         if let Ok(pair) = self.objects.queue_pair_mut(number) {
             pair.state = QueuePairState::Error;
@@ -216,7 +220,7 @@ impl Turn<'_> {
         }
     }
 
-    /// User space has written the doorbell of a completion queue.
+    /// Handles a write of a completion queue's doorbell by user space.
     pub(super) fn take_completion_doorbell(&mut self, number: u16, value: u32) {
         let value = CompletionDoorbell::from_bits(value);
         let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
@@ -226,7 +230,7 @@ impl Turn<'_> {
             return;
         }
         queue.consumed = value.consumer_index();
-        // An event that user space has not taken yet stands for this one, too.
+        // An event that user space has not taken yet covers this one, too.
         if value.arm() && queue.last_event != Some(value.command_sn()) {
             queue.armed = Some(value.command_sn());
             self.announce(number);
@@ -254,7 +258,7 @@ impl Turn<'_> {
         self.write_events(events);
     }
 
-    /// The driver has taken the events of a queue.
+    /// Handles the arming of an event queue: the driver has taken its events.
     pub(super) fn arm_event_queue(&mut self, number: u16) {
         let Ok(queue) = self.objects.event_queues.get_mut(number) else {
             return;
@@ -265,7 +269,7 @@ impl Turn<'_> {
         self.interrupt(number);
     }
 
-    /// Writes the events that wait, as far as there is room.
+    /// Writes the waiting events, as far as there is room.
     fn write_events(&mut self, number: u16) {
         while let Ok(queue) = self.objects.event_queues.get_mut(number) {
             if self.state.keeps_entries() {
@@ -289,7 +293,7 @@ impl Turn<'_> {
                 .state
                 .write_entry(Origin::Device, address, entry.as_bytes());
             if let Err(error) = written {
-                // It is written again when the queue is armed, or bus mastering is on.
+                // It is written again when the queue is armed or bus mastering is on.
                 log::debug!("event queue {number}: {error}: {}", error.cause);
                 break;
             }
@@ -303,7 +307,8 @@ impl Turn<'_> {
         self.interrupt(number);
     }
 
-    /// Raises the interrupt of an event queue that is armed and has events that no interrupt has announced.
+    /// Raises the interrupt of an event queue that is armed and has events that no interrupt has
+    /// announced.
     fn interrupt(&mut self, number: u16) {
         let Ok(queue) = self.objects.event_queues.get_mut(number) else {
             return;

@@ -1,7 +1,8 @@
-//! Doorbells as the thread that answers the guest's accesses leaves them for the worker.
+//! Doorbells, on their way from the thread that answers the guest's accesses to the worker.
 //!
-//! A doorbell counts only for the UAR of its queue, so no process rings another one's. Of a queue the newest value is kept; of
-//! a completion queue also that it was armed, whatever was written later. Nothing here waits for the worker.
+//! A doorbell counts only for the UAR of its queue, so no process can ring another one's. The
+//! newest value of each queue is kept, and for a completion queue also the fact that it was armed,
+//! whatever was written later. Nothing here waits for the worker.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -19,37 +20,38 @@ const PAIRS: usize = limits::QUEUE_PAIRS as usize;
 const COMPLETION_QUEUES: usize = limits::COMPLETION_QUEUES as usize;
 const WORDS: usize = (2 * PAIRS + COMPLETION_QUEUES).div_ceil(64);
 
-/// A queue exists, in the word of its doorbell.
+/// Set in the word of a doorbell while its queue exists.
 const IS_OPEN: u64 = 1 << 63;
-/// Where in that word its UAR is.
+/// Position of the UAR in that word.
 const UAR_SHIFT: u32 = 32;
 
 /// The doorbells of all queues.
 pub(crate) struct Doorbells {
-    /// By [`index`]: the value, the UAR of the queue, and whether it exists.
+    /// By [`index`]: the value, the UAR of the queue, and a bit that says if the queue exists.
     words: Vec<AtomicU64>,
-    /// Which of them have been written since the worker took them.
+    /// The doorbells that have been written since the worker took them.
     rung: [AtomicU64; WORDS],
     /// Queue pairs whose state has changed since then.
     changed: [AtomicU64; PAIRS / 64],
     /// Event queues that have been armed since then.
     armed: AtomicU32,
-    /// There may be something to take.
+    /// `true` if there may be something to take.
     is_rung: AtomicBool,
     is_stopped: AtomicBool,
-    /// The worker waits for the event, or is about to. It says so before it looks for a doorbell, and a doorbell is rung before this is read.
+    /// `true` if the worker waits for the event, or is about to. The worker sets it before it looks
+    /// for a doorbell, and a doorbell is rung before this is read.
     is_waiting: AtomicBool,
     event: EventFd,
 }
 
 const _: () = assert!(limits::EVENT_QUEUES as u32 <= u32::BITS);
 
-/// What has been rung.
+/// A signal for the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rung {
-    /// A doorbell has this value.
+    /// The new value of a doorbell.
     Doorbell(Doorbell, u32),
-    /// The queue pair of this slot has another state.
+    /// The queue pair of this slot has changed its state.
     Changed(u16),
     /// An event queue was armed.
     EventQueue(u16),
@@ -70,28 +72,28 @@ impl Doorbells {
         })
     }
 
-    /// A queue of this UAR begins: its doorbell is 0.
+    /// Adds a queue of this UAR: its doorbell is 0.
     pub(crate) fn open(&self, uar: u16, doorbell: Doorbell) {
         if let Some(word) = self.words.get(index(doorbell)) {
             word.store(IS_OPEN | u64::from(uar) << UAR_SHIFT, Ordering::Release);
         }
     }
 
-    /// A queue is gone.
+    /// Removes a queue.
     pub(crate) fn close(&self, doorbell: Doorbell) {
         if let Some(word) = self.words.get(index(doorbell)) {
             word.store(0, Ordering::Release);
         }
     }
 
-    /// All queues are gone.
+    /// Removes all queues.
     pub(crate) fn close_all(&self) {
         let words = self.words.iter();
         words.for_each(|word| word.store(0, Ordering::Release));
         self.armed.store(0, Ordering::Release);
     }
 
-    /// A process with this UAR writes a doorbell.
+    /// Takes a doorbell write of a process with this UAR.
     pub(crate) fn ring(&self, uar: u16, doorbell: Doorbell, value: u32) {
         let index = index(doorbell);
         let Some(word) = self.words.get(index) else {
@@ -115,7 +117,7 @@ impl Doorbells {
         }
     }
 
-    /// The driver arms an event queue.
+    /// Arms an event queue.
     pub(crate) fn arm_event_queue(&self, number: u16) {
         if number < limits::EVENT_QUEUES {
             self.armed.fetch_or(1 << number, Ordering::AcqRel);
@@ -123,13 +125,13 @@ impl Doorbells {
         }
     }
 
-    /// The queue pair of this slot has another state.
+    /// Signals a change of state of the queue pair of this slot.
     pub(crate) fn wake(&self, slot: u16) {
         set(&self.changed, slot.into());
         self.wake_worker();
     }
 
-    /// Has the worker make a turn.
+    /// Makes the worker take a turn.
     pub(crate) fn wake_worker(&self) {
         self.is_rung.store(true, Ordering::SeqCst);
         if self.is_waiting.swap(false, Ordering::SeqCst) {
@@ -143,7 +145,8 @@ impl Doorbells {
         self.wake_worker();
     }
 
-    /// Waits until there may be something to take, until `other` is readable, or until that moment.
+    /// Waits until there may be something to take, until `other` is readable, or until the given
+    /// time.
     pub(crate) fn wait(&self, other: Option<BorrowedFd<'_>>, until: Option<Instant>) {
         self.is_waiting.store(true, Ordering::SeqCst);
         if !self.is_rung.load(Ordering::SeqCst) && !self.is_stopped() {
@@ -155,25 +158,26 @@ impl Doorbells {
             if let Err(error) = poll(&mut polled, left.as_ref()) {
                 log::debug!("the worker's wait ends: {error}");
             }
-            // A signal may also be of a doorbell that an earlier turn has taken.
+            // The signal may be that of a doorbell that an earlier turn has taken.
             self.event.take();
         }
         self.is_waiting.store(false, Ordering::SeqCst);
     }
 
-    /// Whether the worker should end.
+    /// Returns `true` if the worker should end.
     pub(crate) fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::SeqCst)
     }
 
-    /// The newest value of the doorbell of a queue, whether or not the worker has taken it. `None` if there is no such queue.
+    /// Returns the newest value of a queue's doorbell, even if the worker has not taken it yet, or
+    /// `None` if there is no such queue.
     pub(crate) fn value(&self, doorbell: Doorbell) -> Option<u32> {
         let word = self.words.get(index(doorbell))?;
         let (owner, value) = split(word.load(Ordering::Acquire));
         (owner & IS_OPEN != 0).then_some(value)
     }
 
-    /// Takes what has been rung.
+    /// Takes all signals.
     pub(crate) fn take(&self, mut each: impl FnMut(Rung)) {
         if !self.is_rung.swap(false, Ordering::SeqCst) {
             return;
@@ -198,7 +202,7 @@ impl Doorbells {
     }
 }
 
-/// The word of a doorbell.
+/// Returns the index of a doorbell's word.
 fn index(doorbell: Doorbell) -> usize {
     match doorbell {
         Doorbell::Send(slot) => usize::from(slot),
@@ -207,7 +211,7 @@ fn index(doorbell: Doorbell) -> usize {
     }
 }
 
-/// The doorbell of a word.
+/// Returns the doorbell of a word.
 fn doorbell(index: usize) -> Option<Doorbell> {
     let number = |at: usize| u16::try_from(at).ok();
     match (index.checked_sub(PAIRS), index.checked_sub(2 * PAIRS)) {
@@ -217,7 +221,7 @@ fn doorbell(index: usize) -> Option<Doorbell> {
     }
 }
 
-/// The owner and the value in a word.
+/// Returns the owner and the value in a word.
 fn split(word: u64) -> (u64, u32) {
     let [a, b, c, d, ..] = word.to_le_bytes();
     (
@@ -226,7 +230,7 @@ fn split(word: u64) -> (u64, u32) {
     )
 }
 
-/// The bit of a doorbell that the worker takes away.
+/// Returns the bit of a doorbell that the worker clears.
 fn arm_bit(doorbell: Doorbell) -> u32 {
     match doorbell {
         Doorbell::Completion(_) => CompletionDoorbell::new().with_arm(true).into_bits(),
@@ -234,7 +238,7 @@ fn arm_bit(doorbell: Doorbell) -> u32 {
     }
 }
 
-/// A completion queue's doorbell: if the worker has not seen that it was armed, it still is.
+/// Keeps a completion queue armed if the worker has not yet seen that it was armed.
 fn with_arm_kept(before: u32, value: u32) -> u32 {
     let (before, value) = (
         CompletionDoorbell::from_bits(before),
@@ -253,7 +257,7 @@ fn set(bits: &[AtomicU64], index: usize) {
     }
 }
 
-/// Takes the bits that are set; their numbers.
+/// Clears the bits that are set, and returns their numbers.
 fn take_bits(bits: &[AtomicU64]) -> impl Iterator<Item = usize> {
     let words = (0usize..).zip(bits);
     words.flat_map(|(at, word)| {

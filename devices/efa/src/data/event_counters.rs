@@ -1,4 +1,5 @@
-//! Counts what happens to queue pairs in the words of their event counters. A word is written before the completion of what it counts.
+//! Counts events of queue pairs in the words of their event counters. A word is written before the
+//! completion that it counts.
 
 use peerbar_dma::{Origin, Purpose, Tag};
 
@@ -6,9 +7,10 @@ use super::turn::Turn;
 use crate::objects::{QueuePairEvent, WORD_BYTES};
 
 impl Turn<'_> {
-    /// Counts an event of a queue pair, if it has a counter of it. A word that cannot be written puts the queue pairs of its counter in
-    /// error, as a completion queue does: they have no way to say what has ended. So are those that count in it later, until a command has
-    /// written it.
+    /// Counts an event of a queue pair, if a counter for it is attached. If the word cannot be
+    /// written, the queue pairs of the counter are put in error, as with a completion queue: they
+    /// have no way to say what has ended. The same happens to queue pairs that count in it later,
+    /// until a command has written the word.
     pub(super) fn count_event(&mut self, pair: u16, event: QueuePairEvent) {
         let Some(number) = self.objects.counter_of(pair, event) else {
             return;
@@ -27,7 +29,7 @@ impl Turn<'_> {
         self.write_counter(number, Origin::Queue(pair));
     }
 
-    /// Writes the words that were kept.
+    /// Writes the deferred words.
     pub(super) fn write_kept_counters(&mut self) {
         let counters = self.objects.event_counters.iter();
         let kept = counters.filter(|(_, counter)| counter.is_kept);

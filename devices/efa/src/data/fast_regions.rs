@@ -1,8 +1,8 @@
-//! Memory regions to which work requests give memory, and take it away. They are carried out in the order of their queue: all requests before them
-//! are over, and none behind them has begun.
+//! Work requests that add memory to memory regions and remove it. They are executed in the order of
+//! their queue: all earlier requests have ended, and no later request has begun.
 //!
-//! Such a request names addresses of the bus itself. So it is refused unless the driver has allocated the region in the queue pair's protection
-//! domain (Alloc MR): that permits it.
+//! Such a request contains bus addresses. It is therefore refused unless the driver has allocated
+//! the region in the queue pair's protection domain (Alloc MR): that permits it.
 
 use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
@@ -19,7 +19,7 @@ const INLINE: u8 = 0;
 const DIRECT: u8 = 1;
 
 impl Turn<'_> {
-    /// Gives memory to a region; the status of the request.
+    /// Adds memory to a region. Returns the status of the request.
     pub(super) fn register(
         &mut self,
         requester: &Requester,
@@ -64,7 +64,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes the memory of a region away; the status of the request.
+    /// Removes the memory of a region. Returns the status of the request.
     pub(super) fn invalidate(&mut self, requester: &Requester, key: u32) -> CompletionStatus {
         let domain = requester.protection_domain;
         match self.objects.invalidate_fast(domain, key) {
@@ -73,7 +73,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A list of the addresses of that many pages. `None` if it cannot be read.
+    /// Returns a list of the addresses of that many pages, or `None` if it cannot be read.
     fn read_pages(&mut self, origin: Origin, address: u64, count: usize) -> Option<Vec<u64>> {
         let mut list = vec![U64::ZERO; count];
         let tag = Tag::new(Purpose::List, origin);

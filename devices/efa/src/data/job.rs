@@ -9,67 +9,68 @@ use super::staging::Slot;
 use super::work_request::{BadRequest, Data, Part, WorkRequest};
 use crate::objects::Gid;
 
-/// How many work requests of a queue pair are in progress at most, besides those that wait for a receive of their destinations:
-/// these hold up no others.
+/// Limit of a queue pair's work requests in progress. Those that wait for a receive of their
+/// destinations do not count: they delay no others.
 pub(super) const WINDOW: usize = 16;
 
 /// A work request in progress.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(super) request: WorkRequest,
-    /// Tells it from all others of the adapter.
+    /// Unique among the adapter's jobs.
     pub(super) id: u64,
-    /// How many requests of its queue pair were taken before, modulo 2^16.
+    /// Number of earlier requests of its queue pair, modulo 2^16.
     pub(super) number: u16,
-    /// How many of its bytes have been moved.
+    /// Number of bytes that have been moved.
     pub(super) moved: u32,
-    /// How often the destination had no receive.
+    /// Number of times that the destination had no receive.
     pub(super) not_ready: u8,
     pub(super) wait: Wait,
-    /// It cannot be carried out.
+    /// The status with which it is refused, if it cannot be executed.
     pub(super) refusal: Option<CompletionStatus>,
     pub(super) remote: Remote,
 }
 
-/// What a work request waits for.
+/// The event that a work request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Its turn.
     Turn,
-    /// This moment.
+    /// This time.
     Until(Instant),
     /// An answer of another adapter.
     Answer,
 }
 
-/// How far a work request to another adapter has come.
+/// The progress of a work request to another adapter.
 #[derive(Debug, Default)]
 pub(super) struct Remote {
-    /// The adapter, once it has begun.
+    /// The adapter, once the request has begun.
     pub(super) gid: Option<Gid>,
     /// A packet that could not be sent yet.
     pub(super) unsent: Option<Unsent>,
-    /// Since when no packet could be sent. `None` once one was.
+    /// The time since which no packet could be sent, or `None` once one was.
     pub(super) busy_since: Option<Instant>,
-    /// How many of its bytes have been asked for, or sent.
+    /// Number of bytes that have been requested or sent.
     pub(super) sent: u32,
-    /// Something has been sent.
+    /// `true` if anything has been sent.
     pub(super) has_begun: bool,
-    /// Its next part waits for a free slot.
+    /// `true` if its next part waits for a free slot.
     pub(super) needs_slot: bool,
-    /// Parts whose slots could not be used, which go in packets.
+    /// Parts whose slots could not be used, and which go in packets.
     pub(super) again: Vec<Part>,
-    /// How many packets are not answered.
+    /// Number of unanswered packets.
     pub(super) outstanding: u16,
-    /// Its message has arrived.
+    /// `true` if its message has arrived.
     pub(super) is_received: bool,
-    /// The announcement of a write has been sent, and has arrived.
+    /// `true` once the announcement of a write has been sent, and once it has arrived.
     pub(super) is_announcing: bool,
     pub(super) is_announced: bool,
-    /// The destination counts the transfer once all of it is done, and has been told that it is.
+    /// `true` if the destination counts the transfer once all of it is done, and once it has been
+    /// told that it is done.
     pub(super) is_counted: bool,
     pub(super) is_reported: bool,
-    /// The first failure. It is over once no packet is outstanding.
+    /// The first failure. The request ends once no packet is outstanding.
     pub(super) failure: Option<CompletionStatus>,
 }
 
@@ -87,7 +88,7 @@ impl Job {
         }
     }
 
-    /// The job of a request that cannot be carried out.
+    /// Makes the job of a request that cannot be executed.
     pub(super) fn refused(bad: &BadRequest, id: u64, number: u16) -> Self {
         Self {
             refusal: Some(bad.status),
@@ -95,7 +96,8 @@ impl Job {
         }
     }
 
-    /// Whether it waits until all requests before it are over, and holds up all behind it: it changes what their keys mean.
+    /// Returns `true` if it waits until all earlier requests have ended, and delays all later ones,
+    /// because it changes the meaning of their keys.
     fn is_barrier(&self) -> bool {
         matches!(self.request.data, Data::Register(_) | Data::Invalidate(_))
     }
@@ -109,7 +111,7 @@ impl Job {
     }
 }
 
-/// A packet of a work request, with what it is and the part that it is about.
+/// A packet of a work request, and the part that it concerns.
 #[derive(Debug)]
 pub(super) struct Unsent {
     pub(super) verb: Verb,
@@ -117,22 +119,22 @@ pub(super) struct Unsent {
     pub(super) data: Vec<u8>,
     /// The slot of its payload.
     pub(super) slot: Option<Slot>,
-    /// The part was sent before, through a slot that could not be used.
+    /// `true` if the part was sent before, through a slot that could not be used.
     pub(super) is_repeated: bool,
 }
 
-/// The work requests of one queue pair in progress, oldest first.
+/// A queue pair's work requests in progress, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs(Vec<Job>);
 
 impl Jobs {
-    /// Whether there are none.
+    /// Returns `true` if there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether no more may begin, of a queue with this number of entries: an entry belongs to its request until that is over, also where a
-    /// driver uses it before.
+    /// Returns `true` if no more may begin. The queue has this number of entries, and an entry
+    /// belongs to its request until that ends, even if a driver reuses it earlier.
     pub(super) fn is_full(&self, entries: u16) -> bool {
         if self.0.len() >= usize::from(entries) {
             return true;
@@ -142,14 +144,14 @@ impl Jobs {
         self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
-    /// The jobs that no barrier holds up.
+    /// Returns the jobs that no barrier delays.
     fn free(&self) -> &[Job] {
         let barrier = self.0.iter().position(Job::is_barrier);
         let count = barrier.map_or(self.0.len(), |barrier| barrier.max(1));
         self.0.get(..count).unwrap_or(&self.0)
     }
 
-    /// The numbers of the work requests at their queue pair.
+    /// Returns the numbers of the work requests at their queue pair.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u16> {
         self.0.iter().map(|job| job.number)
     }
@@ -158,7 +160,8 @@ impl Jobs {
         self.0.push(job);
     }
 
-    /// Takes out a job that may be continued now, with its index. Of several, `choose` gets their number and picks one.
+    /// Takes a job that may continue now, and returns it with its index. `choose` gets the number
+    /// of such jobs and picks one.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -170,7 +173,8 @@ impl Jobs {
         Some((index, self.0.remove(index)))
     }
 
-    /// Has the first job that waits for a slot to this adapter try again. Returns `true` if there is one.
+    /// Lets the first job that waits for a slot to this adapter try again. Returns `true` if there
+    /// is one.
     pub(super) fn wake_slot_waiter(&mut self, gid: Gid) -> bool {
         let waits = |job: &&mut Job| {
             job.remote.needs_slot && job.remote.gid == Some(gid) && job.wait == Wait::Answer
@@ -182,23 +186,23 @@ impl Jobs {
         true
     }
 
-    /// Takes out this job. Where it was.
+    /// Takes this job, and returns it with its index.
     pub(super) fn take_one(&mut self, id: u64) -> Option<(usize, Job)> {
         let index = self.0.iter().position(|job| job.id == id)?;
         Some((index, self.0.remove(index)))
     }
 
-    /// Puts a job back to where it was.
+    /// Puts a job back to its place.
     pub(super) fn put_back(&mut self, index: usize, job: Job) {
         self.0.insert(index.min(self.0.len()), job);
     }
 
-    /// Takes out all of them.
+    /// Takes all jobs.
     pub(super) fn take_all(&mut self) -> Vec<Job> {
         std::mem::take(&mut self.0)
     }
 
-    /// When the next one may be continued. `None` if none may before an answer.
+    /// Returns the time at which the next job may continue, or `None` if none may before an answer.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.free().iter().filter_map(|job| match job.wait {
             Wait::Turn => Some(now),

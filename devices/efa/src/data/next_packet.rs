@@ -1,4 +1,4 @@
-//! Which packet a work request to another adapter sends next.
+//! Chooses the next packet that a work request sends to another adapter.
 
 use peerbar_efa_spec::work::Operation;
 
@@ -7,24 +7,25 @@ use super::packet::{PART_BYTES, Verb};
 use super::staging::SLOT_BYTES;
 use super::work_request::{Data, Part, WorkRequest};
 
-/// How many parts of one transfer are under way at most.
+/// Limit of the outstanding parts of one transfer.
 const PARTS: u16 = 8;
-/// The longest transfer whose payload goes in a packet where it could go through a slot. A packet is needed anyway.
+/// The longest transfer whose payload goes in a packet although it could go through a slot: a
+/// packet is needed anyway.
 const SHORT: u32 = 4096;
 
-/// What the next packet of a work request is about.
+/// The next packet of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NextPacket {
     pub(super) verb: Verb,
     pub(super) part: Part,
-    /// Its payload may go through a slot.
+    /// `true` if its payload may go through a slot.
     pub(super) is_staged: bool,
-    /// The part was sent before, through a slot that could not be used.
+    /// `true` if the part was sent before, through a slot that could not be used.
     pub(super) is_repeated: bool,
 }
 
 impl NextPacket {
-    /// One whose payload goes in the packet.
+    /// Makes a packet that carries its payload.
     fn new(verb: Verb, part: Part) -> Self {
         Self {
             verb,
@@ -35,10 +36,11 @@ impl NextPacket {
     }
 }
 
-/// What the next packet of a work request is about. `None` if it waits for answers, or is over.
+/// Chooses the next packet of a work request, or returns `None` if the request waits for answers or
+/// has ended.
 pub(super) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
     let (request, remote) = (&job.request, &mut job.remote);
-    // The first part has the length of all: only once it has been carried out is it certain that the others may be.
+    // The first part has the length of all: only its execution shows that the others are allowed.
     let limit = if job.moved == 0 { 1 } else { PARTS };
     if remote.outstanding >= limit || remote.failure.is_some() {
         return None;
@@ -66,7 +68,8 @@ pub(super) fn may_be_staged(request: &WorkRequest) -> bool {
     is_rdma && request.bytes > SHORT && matches!(request.data, Data::Buffers(_))
 }
 
-/// The next packet about data of an RDMA write or read. `None` if there was one about each part.
+/// Returns the next packet with data of an RDMA write or read, or `None` if all parts have been
+/// sent.
 fn next_part(
     request: &WorkRequest,
     remote: &mut Remote,
@@ -96,7 +99,7 @@ fn next_part(
     })
 }
 
-/// What the other side learns of an RDMA write or read whose data has moved.
+/// Returns the report to the other side about an RDMA write or read whose data has moved.
 fn next_report(request: &WorkRequest, remote: &Remote, verb: Verb) -> Option<NextPacket> {
     if remote.outstanding == 0 && remote.is_counted && !remote.is_reported {
         let report = match verb {

@@ -1,10 +1,12 @@
-//! What adapters say to each other: a header, then payload. All of it is checked by its receiver.
+//! The packets between adapters: a header, then payload. The receiver checks everything.
 //!
-//! In place of payload there may be a slot of the requester's staging buffer: the payload of a write is there, and that of a read is put there.
+//! In place of payload there may be a slot of the requester's staging buffer, which contains the
+//! payload of a write and receives that of a read.
 //!
-//! A request of a reliable queue pair is answered by a status, then the payload of a read. A datagram is a message, and not
-//! answered. A transfer by RDMA is several requests, one for each part. The first one has the length of all, and is answered before
-//! the others are sent: a transfer that does not fit moves nothing. The others may arrive in any order.
+//! The answer to a request of a reliable queue pair is a status, then the payload of a read. A
+//! datagram is a message without an answer. An RDMA transfer is several requests, one for each
+//! part. The first one has the length of the whole transfer, and is answered before the others are
+//! sent, so that a transfer that does not fit moves nothing. The others may arrive in any order.
 
 use peerbar_efa_spec::completion::CompletionStatus;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -15,13 +17,13 @@ use super::staging::{SLOT_BYTES, SlotName};
 use super::work_request::Buffer;
 use crate::objects::{Gid, QueuePairKind};
 
-/// Payload of a packet at most, which leaves room for a header.
+/// Maximum payload of a packet, which leaves room for a header.
 pub(super) const PART_BYTES: u32 = 31 << 10;
 
 const _: () = assert!(PART_BYTES as usize + size_of::<Header>() <= peerbar_fabric::MAX_DATA);
 const _: () = assert!(crate::objects::limits::MESSAGE_BYTES <= PART_BYTES);
 
-/// What is asked for.
+/// The request of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Verb {
@@ -37,7 +39,7 @@ pub(super) enum Verb {
     Share = 4,
     /// All of a read has been done: count it, as the answers to its parts have asked for.
     CountRead = 5,
-    /// The same of a write without immediate data.
+    /// The same for a write without immediate data.
     CountWrite = 6,
 }
 
@@ -70,16 +72,17 @@ pub(super) struct Packet {
     pub(super) destination: u16,
     pub(super) qkey: u32,
     pub(super) immediate: Option<u32>,
-    /// The payload is in a slot, or is to be put there.
+    /// `true` if the payload is in a slot, or belongs in one.
     pub(super) is_staged: bool,
-    /// The memory that is read or written. Of a staging buffer, its number is the address.
+    /// The memory to read or write. For a staging buffer, the address is its number.
     pub(super) part: Buffer,
-    /// The length of all of the transfer, from the address of this part on. Of a part that is not the first, its own.
+    /// The length of the whole transfer, from the address of this part on. In later parts, the
+    /// part's own length.
     pub(super) total: u32,
 }
 
 impl Packet {
-    /// A packet that is about no queue pair, with the number of a staging buffer.
+    /// Makes a packet that concerns no queue pair, with the number of a staging buffer.
     pub(super) fn of_adapter(verb: Verb, number: u64) -> Self {
         Self {
             verb,
@@ -97,7 +100,7 @@ impl Packet {
         }
     }
 
-    /// The packet with this payload.
+    /// Returns the packet with this payload.
     pub(super) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let header = Header {
             verb: self.verb as u8,
@@ -120,7 +123,7 @@ impl Packet {
         packet
     }
 
-    /// The packet and its payload. `None` if it makes no sense.
+    /// Returns the packet and its payload, or `None` if it is malformed.
     pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (header, payload) = Header::read_from_prefix(bytes).ok()?;
         let verb = match header.verb {
@@ -162,7 +165,7 @@ impl Packet {
         is_possible.then_some((packet, payload))
     }
 
-    /// Its sender, at that address.
+    /// Returns its sender, at that address.
     pub(super) fn sender(&self, gid: Gid, kind: QueuePairKind) -> Sender {
         Sender {
             gid,
@@ -172,7 +175,7 @@ impl Packet {
         }
     }
 
-    /// All of the transfer.
+    /// Returns the buffer of the whole transfer.
     pub(super) fn whole(&self) -> Buffer {
         Buffer {
             bytes: self.total,
@@ -181,12 +184,13 @@ impl Packet {
     }
 }
 
-/// Why a packet is not carried out.
+/// The reason why a packet is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It cannot be.
+    /// It failed with this status.
     Status(CompletionStatus),
-    /// This side does not have the staging buffer, or not any more: payload is to come in packets for a while.
+    /// This side does not have the staging buffer (any more): payload must come in packets for a
+    /// while.
     NotStaged,
 }
 
@@ -196,19 +200,20 @@ impl From<CompletionStatus> for Refusal {
     }
 }
 
-/// The answer to a packet whose staging buffer is not there. No status has this number, or the next one.
+/// The answer to a packet whose staging buffer is missing. No status has this number, or the one
+/// below it.
 const NOT_STAGED: u8 = u8::MAX;
-/// The answer to a part that was carried out, of a transfer that is to be counted once all of it is.
+/// The answer to a part that was executed, of a transfer that must be counted once it has ended.
 const IS_COUNTED: u8 = u8::MAX - 1;
 
-/// The answer to a packet that was carried out, with this payload.
+/// Returns the answer to a packet that was executed, with this payload.
 pub(super) fn done(payload: &[u8]) -> Vec<u8> {
     let mut answer = vec![CompletionStatus::Ok as u8];
     answer.extend_from_slice(payload);
     answer
 }
 
-/// Has the requester say when all of the transfer is done.
+/// Asks the requester, in an answer, to report when the transfer has ended.
 pub(super) fn ask_to_count(answer: &mut [u8]) {
     let status = answer.first_mut();
     if let Some(status) = status.filter(|status| **status == CompletionStatus::Ok as u8) {
@@ -216,12 +221,12 @@ pub(super) fn ask_to_count(answer: &mut [u8]) {
     }
 }
 
-/// Whether the requester is to say when all of the transfer is done.
+/// Returns `true` if the requester must report when the transfer has ended.
 pub(super) fn is_to_be_counted(answer: &[u8]) -> bool {
     answer.first() == Some(&IS_COUNTED)
 }
 
-/// The answer to a packet that was not.
+/// Returns the answer to a packet that was refused.
 pub(super) fn refused(refusal: Refusal) -> Vec<u8> {
     match refusal {
         Refusal::Status(status) => vec![status as u8],
@@ -229,7 +234,8 @@ pub(super) fn refused(refusal: Refusal) -> Vec<u8> {
     }
 }
 
-/// The payload of an answer, or why there is none. A peer's own failures are none of this side.
+/// Returns the payload of an answer, or the reason for its absence. A status that describes the
+/// peer's own failures is not passed on as one of this side.
 pub(super) fn decode_answer(answer: &[u8]) -> Result<&[u8], Refusal> {
     use CompletionStatus as S;
     let Some((status, payload)) = answer.split_first() else {

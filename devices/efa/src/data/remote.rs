@@ -17,9 +17,10 @@ use super::wire::{Answer, Token};
 use super::work_request::Part;
 use crate::objects::{Gid, Need, QueuePairKind};
 
-/// How long a work request waits if too many requests to its destination are under way.
+/// Wait of a work request if too many requests to its destination are outstanding.
 const BUSY_WAIT: Duration = Duration::from_millis(1);
-/// How long a peer may have as many requests in progress as it can: each of them ends in half of that.
+/// Time for which a peer may have its maximum of requests in progress: each of them ends in half of
+/// it.
 const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
 
 /// An unanswered request to another adapter.
@@ -31,7 +32,7 @@ pub(super) enum Sent {
     Buffer { gid: Gid, number: u32 },
 }
 
-/// A packet of a work request that is not answered.
+/// An unanswered packet of a work request.
 #[derive(Debug)]
 pub(super) struct SentPacket {
     pair: u16,
@@ -74,7 +75,8 @@ impl Turn<'_> {
         }
     }
 
-    /// A work request has failed. It is over once its packets are answered: none of them does anything afterwards.
+    /// Notes that a work request has failed. It ends once its packets are answered: none of them
+    /// has an effect afterwards.
     pub(super) fn give_up(&mut self, job: &mut Job, status: CompletionStatus) -> Step {
         job.remote.unsent = None;
         job.remote.failure.get_or_insert(status);
@@ -130,7 +132,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A packet of a work request has been sent and is to be answered.
+    /// Notes a packet of a work request that was sent and expects an answer.
     fn note_sent(
         &mut self,
         requester: &Requester,
@@ -171,7 +173,8 @@ impl Turn<'_> {
         }
     }
 
-    /// The next packet of a work request, with its payload or the slot of that. `None` if it waits for a free slot.
+    /// Returns the next packet of a work request, with its payload or the payload's slot, or `None`
+    /// if it waits for a free slot.
     fn unsent(
         &mut self,
         requester: &Requester,
@@ -207,7 +210,8 @@ impl Turn<'_> {
         }))
     }
 
-    /// A packet that names a slot, which has the payload of a write from now on. `None` if the slot cannot be used.
+    /// Returns a packet that names a slot, and fills the slot with the payload of a write. Returns
+    /// `None` if the slot cannot be used.
     fn staged_packet(
         &mut self,
         requester: &Requester,
@@ -233,7 +237,7 @@ impl Turn<'_> {
         Ok(Some(header.encode(slot.name.as_bytes())))
     }
 
-    /// The header of a packet. A transfer that does not fit moves nothing.
+    /// Returns the header of a packet. A transfer that does not fit moves nothing.
     fn header(
         &mut self,
         requester: &Requester,
@@ -259,7 +263,7 @@ impl Turn<'_> {
         })
     }
 
-    /// A packet of a work request, with its payload.
+    /// Returns a packet of a work request, with its payload.
     fn packet(
         &mut self,
         requester: &Requester,
@@ -283,7 +287,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A request of a work request has its outcome.
+    /// Takes the outcome of a packet of a work request.
     pub(super) fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
         if let Some(slot) = sent.slot.as_ref().filter(|_| answer.is_err()) {
             // Without an answer the other adapter may still use it.
@@ -293,7 +297,7 @@ impl Turn<'_> {
         let Ok(pair) = self.objects.queue_pair_mut(sent.pair) else {
             return;
         };
-        // It is not there if its queue pair was reset or is in error.
+        // The job is missing if its queue pair was reset or is in error.
         let Some((index, mut job)) = pair.jobs.take_one(sent.job) else {
             return;
         };
@@ -309,7 +313,7 @@ impl Turn<'_> {
         self.state.make_ready(sent.pair);
     }
 
-    /// What an answer means for its work request.
+    /// Applies an answer to its work request.
     fn advance(
         &mut self,
         requester: &Requester,
@@ -360,7 +364,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A part has been carried out: takes its payload, if it was a read.
+    /// Handles an executed part: takes its payload, if it was a read.
     fn take_part(
         &mut self,
         requester: &Requester,
@@ -378,7 +382,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Takes the payload of a part of a read: from its slot, or else from the answer.
+    /// Takes the payload of a part of a read: from its slot, or otherwise from the answer.
     fn take_read(
         &mut self,
         requester: &Requester,
@@ -410,7 +414,7 @@ fn local_need(verb: Verb) -> Need {
     }
 }
 
-/// What becomes of a work request that has nothing to send.
+/// Returns the next step of a work request that has nothing to send.
 fn ended(job: &Job) -> Step {
     match job.remote.failure {
         _ if job.remote.outstanding > 0 => Step::After(Wait::Answer),

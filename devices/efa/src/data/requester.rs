@@ -1,4 +1,4 @@
-//! What a queue pair does with the work requests of its own send queue.
+//! The requester side of a queue pair, which executes the work requests of its send queue.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::objects::{
     QueuePairState,
 };
 
-/// How many bytes a queue pair moves before the next one has its turn.
+/// Number of bytes that a queue pair moves before the next one has its turn.
 const SLICE_BYTES: u32 = 256 << 10;
-/// How many work requests it carries out before.
+/// Limit of the work requests that it executes in its turn.
 const SLICE_REQUESTS: usize = 32;
-/// How long a message waits before it is sent again to a queue pair that has no receive.
+/// Wait before a message is sent again to a queue pair that has no receive.
 const NOT_READY_WAIT: Duration = Duration::from_millis(10);
 
-/// What the requester of a work request is.
+/// The requester of a work request.
 #[derive(Clone, Copy)]
 pub(super) struct Requester {
     pub(super) sender: Sender,
@@ -32,18 +32,18 @@ pub(super) struct Requester {
     pub(super) rnr_retry: u8,
 }
 
-/// What has become of a work request by a step.
+/// The state of a work request after a step.
 pub(super) enum Step {
     /// There is more to move.
     Again,
-    /// It is continued after that.
+    /// It continues after this event.
     After(Wait),
-    /// It is over.
+    /// It has ended.
     Done(CompletionStatus),
 }
 
 impl Turn<'_> {
-    /// Carries out work requests of a queue pair for a while; whether it has more to do now.
+    /// Executes work requests of a queue pair for a while. Returns `true` if it has more to do now.
     pub(super) fn serve(&mut self, number: u16) -> bool {
         let Ok(pair) = self.objects.queue_pair(number) else {
             return false;
@@ -56,7 +56,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Ends the work requests in the record that were dropped with their queue pairs, or by a reset.
+    /// Ends, in the flight record, the work requests that were dropped with their queue pairs, or
+    /// by a reset.
     pub(super) fn end_dropped(&mut self) {
         let requester = self.state.transfers.session.requester();
         for DroppedRequest { pair, request } in self.objects.take_dropped() {
@@ -65,7 +66,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Carries out what is in progress, and what is posted if `fetches`.
+    /// Executes requests in progress and, if `fetches` is set, posted requests.
     fn send(&mut self, number: u16, fetches: bool) -> bool {
         let mut bytes = 0u32;
         for _ in 0..SLICE_REQUESTS {
@@ -90,7 +91,7 @@ impl Turn<'_> {
         true
     }
 
-    /// The next work request to be continued.
+    /// Takes the next work request to continue.
     fn next_job(&mut self, number: u16) -> Option<(usize, Job)> {
         let order = self.state.order.as_mut();
         let pair = self.objects.queue_pair_mut(number).ok()?;
@@ -100,14 +101,14 @@ impl Turn<'_> {
         pair.jobs.take(self.now, choose)
     }
 
-    /// Takes work requests out of the send queue, as far as may be in progress.
+    /// Takes work requests out of the send queue, up to the limit of those in progress.
     fn fetch(&mut self, number: u16) {
         loop {
             let Ok(pair) = self.objects.queue_pair(number) else {
                 return;
             };
             if pair.jobs.is_full(pair.send.entries()) {
-                // A wrong doorbell is one also while no more may begin.
+                // A wrong doorbell is detected even while no more requests may begin.
                 if pair.send.next().is_err() {
                     self.fail_pair(number);
                 }
@@ -156,7 +157,7 @@ impl Turn<'_> {
         Ok(Some((taken, WorkRequest::parse(entry))))
     }
 
-    /// Does a step of a work request.
+    /// Executes a step of a work request.
     fn step(&mut self, number: u16, job: &mut Job) -> Step {
         if let Some(status) = job.refusal {
             return Step::Done(status);
@@ -177,7 +178,8 @@ impl Turn<'_> {
             return Step::Done(CompletionStatus::LocalUnsupportedOperation);
         }
         let domain = requester.protection_domain;
-        // A transfer goes on to the adapter where it began, whatever its handle leads to by now.
+        // A transfer continues to the adapter where it began, even if its handle leads elsewhere by
+        // now.
         let handle = job.request.address_handle;
         let gid = job
             .remote
@@ -211,7 +213,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The requester of a work request.
+    /// Returns the requester of a work request.
     pub(super) fn requester(&self, number: u16, job: &Job) -> Option<Requester> {
         let pair = self.objects.queue_pair(number).ok()?;
         Some(Requester {
@@ -226,7 +228,7 @@ impl Turn<'_> {
         })
     }
 
-    /// The destination has no receive. A datagram is lost by that.
+    /// Handles a destination without a receive. A datagram is lost in this case.
     pub(super) fn not_ready(&self, requester: &Requester, job: &mut Job) -> Step {
         if requester.sender.kind == QueuePairKind::Datagram {
             return Step::Done(CompletionStatus::Ok);
@@ -239,7 +241,7 @@ impl Turn<'_> {
         Step::After(Wait::Until(self.now + NOT_READY_WAIT))
     }
 
-    /// Sends a message; whether it is done.
+    /// Sends a message. Returns `true` if it is done.
     fn send_message(
         &mut self,
         requester: &Requester,
@@ -258,7 +260,7 @@ impl Turn<'_> {
         Ok(true)
     }
 
-    /// Writes the next part of an RDMA write; whether it is done.
+    /// Writes the next part of an RDMA write. Returns `true` if the write is done.
     fn write(&mut self, requester: &Requester, job: &mut Job) -> Result<bool, CompletionStatus> {
         let request = &job.request;
         let (sender, destination) = (&requester.sender, request.destination);
@@ -284,7 +286,7 @@ impl Turn<'_> {
         self.announce_write(requester, request)
     }
 
-    /// All of an RDMA write has been written: announces it if it has immediate data.
+    /// Announces a complete RDMA write if it has immediate data.
     fn announce_write(
         &mut self,
         requester: &Requester,
@@ -300,7 +302,7 @@ impl Turn<'_> {
         Ok(true)
     }
 
-    /// Reads the next part of an RDMA read; whether it is done.
+    /// Reads the next part of an RDMA read. Returns `true` if the read is done.
     fn read(&mut self, requester: &Requester, job: &mut Job) -> Result<bool, CompletionStatus> {
         let request = &job.request;
         let (sender, destination) = (&requester.sender, request.destination);
@@ -329,7 +331,7 @@ impl Turn<'_> {
         Ok(job.moved >= request.bytes)
     }
 
-    /// The memory of a part of a work request's own buffers.
+    /// Returns the memory of a part of a work request's own buffers.
     pub(super) fn local_segments(
         &self,
         requester: &Requester,
@@ -362,7 +364,7 @@ impl Turn<'_> {
         Ok(segments)
     }
 
-    /// A work request is continued after that.
+    /// Puts a work request back, to continue after `wait`.
     pub(super) fn put_back(&mut self, number: u16, index: usize, mut job: Job, wait: Wait) {
         job.wait = wait;
         if let Ok(pair) = self.objects.queue_pair_mut(number) {
@@ -370,7 +372,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A work request is over.
+    /// Ends a work request.
     pub(super) fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
         let request = &job.request;
         let origin = Origin::command(number, job.number);
@@ -386,7 +388,8 @@ impl Turn<'_> {
         self.end_send(number, id, request.operation, status);
     }
 
-    /// Flushes what is posted and in progress on a queue pair in error; whether there may be more.
+    /// Flushes the requests that are posted or in progress on a queue pair in error. Returns `true`
+    /// if there may be more.
     fn flush(&mut self, number: u16) -> bool {
         let more_sends = self.flush_sends(number, SLICE_REQUESTS);
         let more_receives = self.flush_receives(number, SLICE_REQUESTS);
@@ -444,11 +447,12 @@ impl Turn<'_> {
     }
 }
 
-/// A send queue of which more is posted than it has, or that cannot be read.
+/// A send queue whose doorbell is beyond its entries, or that cannot be read.
 #[derive(Debug)]
 struct BadSendQueue;
 
-/// What the sender of a datagram gets to know: nothing of what happens behind its adapter.
+/// Returns the status that the sender of a datagram sees: it learns nothing about events behind its
+/// adapter.
 pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
     match status {
         CompletionStatus::LocalInvalidKey
@@ -460,7 +464,8 @@ pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
     }
 }
 
-/// A part of the data of a work request: what is at its segments, or the inline data from its offset on.
+/// Returns a part of the data of a work request: the segments' content, or the inline data from its
+/// offset on.
 pub(super) fn payload<'a>(
     request: &'a WorkRequest,
     segments: &'a [BusSegment],
@@ -477,7 +482,7 @@ pub(super) fn payload<'a>(
     }
 }
 
-/// A part of a buffer.
+/// Returns a part of a buffer.
 pub(super) fn part_of(buffer: Buffer, part: Part) -> Buffer {
     Buffer {
         address: buffer.address.wrapping_add(u64::from(part.offset)),

@@ -1,5 +1,6 @@
-//! What a queue pair does with messages and requests of others. No sender is trusted: its queue pair's
-//! number, queue key, addresses and keys are checked here, whether it is on this adapter or not.
+//! The responder side of a queue pair, which executes messages and requests of others. No sender is
+//! trusted: its queue pair's number, queue key, addresses and keys are checked here, even if it is
+//! on this adapter.
 
 use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
@@ -13,7 +14,8 @@ use super::work_request::Buffer;
 use crate::memory_bar::Doorbell;
 use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind, limits, slot};
 
-/// Bytes before a datagram in its receive: the Global Routing Header (InfiniBand Architecture 1.4, 8.3).
+/// Size of the Global Routing Header before a datagram in its receive (InfiniBand Architecture 1.4,
+/// 8.3).
 pub(super) const ROUTING_HEADER_BYTES: usize = 40;
 
 /// The sender of a message or request.
@@ -28,9 +30,9 @@ pub(super) struct Sender {
 /// The data of a message or an RDMA write.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Payload<'a> {
-    /// They are in memory that this adapter reaches.
+    /// In memory that this adapter reaches.
     Segments(&'a [BusSegment]),
-    /// They are here.
+    /// In this process.
     Bytes(&'a [u8]),
 }
 
@@ -49,7 +51,7 @@ struct Receive {
     buffers: Vec<Buffer>,
 }
 
-/// The queue pair that a message or request is for.
+/// The queue pair that receives a message or request.
 #[derive(Clone, Copy)]
 struct Receiver {
     number: u16,
@@ -58,7 +60,8 @@ struct Receiver {
 }
 
 impl Turn<'_> {
-    /// Puts a message into the next receive of queue pair `destination`. The status of a failure is the sender's.
+    /// Puts a message into the next receive of queue pair `destination`. The status of a failure is
+    /// the sender's.
     pub(super) fn receive_message(
         &mut self,
         sender: &Sender,
@@ -74,7 +77,7 @@ impl Turn<'_> {
         let stored = self.store(sender, receiver, &receive, payload);
         let (status, outcome) = match stored {
             Ok(()) => (CompletionStatus::Ok, Ok(())),
-            // The sender's own memory: the receive is left to another message.
+            // The sender's own memory failed: the receive stays for another message.
             Err(status @ CompletionStatus::LocalInvalidKey) => return Err(status),
             Err(CompletionStatus::RemoteBadLength) => (
                 CompletionStatus::LocalBadLength,
@@ -132,7 +135,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// The memory of a remote buffer, if the sender may use it as it needs, for queue pair `destination`.
+    /// Returns the memory of a remote buffer, if the sender may use it as it needs, for queue pair
+    /// `destination`.
     pub(super) fn remote_buffer(
         &mut self,
         sender: &Sender,
@@ -162,7 +166,7 @@ impl Turn<'_> {
         checked.map_err(|_| CompletionStatus::RemoteBadAddress)
     }
 
-    /// Announces an RDMA write of `bytes` bytes with immediate data, all of which has been written.
+    /// Announces a complete RDMA write of `bytes` bytes with immediate data.
     pub(super) fn receive_immediate(
         &mut self,
         sender: &Sender,
@@ -194,7 +198,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Counts a transfer of a sender, all of which has been done.
+    /// Counts a complete transfer of a sender.
     pub(super) fn count_remote(
         &mut self,
         sender: &Sender,
@@ -206,7 +210,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// The queue pair that a sender may ask for RDMA: it knows the sender's adapter.
+    /// Returns the queue pair from which a sender may request RDMA: it must know the sender's
+    /// adapter.
     fn rdma_receiver(
         &mut self,
         sender: &Sender,
@@ -219,7 +224,7 @@ impl Turn<'_> {
         Ok(receiver)
     }
 
-    /// The queue pair that a sender may send to.
+    /// Returns the queue pair to which a sender may send.
     fn receiver(&mut self, sender: &Sender, number: u16) -> Result<Receiver, CompletionStatus> {
         let pair = self.objects.queue_pair(number).ok();
         let pair = pair.filter(|pair| pair.kind == sender.kind && pair.state.receives());
@@ -282,7 +287,8 @@ impl Turn<'_> {
         })
     }
 
-    /// The next receive that is posted. A receive queue that cannot be read or makes no sense puts its queue pair in error.
+    /// Returns the next posted receive. A receive queue that is malformed or cannot be read puts
+    /// its queue pair in error.
     fn next_receive(&mut self, number: u16) -> Result<Option<Receive>, CompletionStatus> {
         let mut read = self.read_receive(number);
         if matches!(read, Ok(None)) && self.sees_more_receives(number) {
@@ -294,8 +300,9 @@ impl Turn<'_> {
         read.map_err(|BadReceiveQueue| CompletionStatus::RemoteBadStatus)
     }
 
-    /// Takes the doorbell of a receive queue once more; whether the queue exists. What has arrived may have been sent after a receive was
-    /// posted, and that after this turn took the doorbells.
+    /// Reads the doorbell of a receive queue once more. Returns `true` if the queue exists. A
+    /// message that has arrived may have been sent after a receive was posted, and that receive
+    /// after this turn took the doorbells.
     fn sees_more_receives(&mut self, number: u16) -> bool {
         let doorbell = Doorbell::Receive(slot(number));
         let value = self.state.mailbox.doorbells().value(doorbell);
@@ -315,7 +322,7 @@ impl Turn<'_> {
         for ahead in 0.. {
             let address = ring.peek(ahead).map_err(|_| BadReceiveQueue)?;
             let Some(address) = address else {
-                // A request of which the last descriptor is missing is none.
+                // A request whose last descriptor is missing is invalid.
                 return receive.map_or(Ok(None), |_| Err(BadReceiveQueue));
             };
             let descriptor = self.read_descriptor(number, address)?;
@@ -368,7 +375,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Completes the receives that are posted on a queue pair in error; whether there may be more than these.
+    /// Completes the receives that are posted on a queue pair in error. Returns `true` if there may
+    /// be more.
     pub(super) fn flush_receives(&mut self, number: u16, limit: usize) -> bool {
         for _ in 0..limit {
             let Ok(Some(receive)) = self.read_receive(number) else {
@@ -392,7 +400,7 @@ impl Turn<'_> {
         true
     }
 
-    /// A datagram is dropped. The sender of any other message learns of it.
+    /// Counts a dropped datagram. The sender of any other message learns of the failure.
     fn count_dropped(&mut self, sender: &Sender) {
         if sender.kind == QueuePairKind::Datagram {
             self.state.statistics.dropped += 1;
@@ -405,7 +413,7 @@ impl Turn<'_> {
     }
 }
 
-/// A receive queue that cannot be read or makes no sense.
+/// A receive queue that is malformed or cannot be read.
 #[derive(Debug)]
 struct BadReceiveQueue;
 
@@ -416,7 +424,7 @@ fn header_bytes(kind: QueuePairKind) -> usize {
     }
 }
 
-/// What stands before a datagram: version 6, its length, both addresses.
+/// Returns the header before a datagram: version 6, its length, both addresses.
 fn routing_header(from: Gid, to: Gid, bytes: usize) -> [u8; ROUTING_HEADER_BYTES] {
     let mut header = [0; ROUTING_HEADER_BYTES];
     let [high, low] = u16::try_from(bytes).unwrap_or(u16::MAX).to_be_bytes();

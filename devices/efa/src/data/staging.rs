@@ -1,11 +1,14 @@
-//! Shared memory by which the payload of RDMA passes from one adapter's process to another's.
+//! Shared memory through which RDMA payload passes from one adapter's process to another's.
 //!
-//! A requester has a staging buffer for each adapter that it sends requests to, and shares it with that one. Each packet of a transfer names a
-//! slot of the buffer: the requester fills it with the payload of a write, the responder with that of a read. So payload is copied twice, each
-//! time by the owner of the memory that it comes from or goes to, under that adapter's own routes. A slot belongs to one request from its
-//! sending to its answer. A peer can spoil the payload that it sends or is sent, as it could in a packet, and nothing else.
+//! A requester has a staging buffer for each adapter that it sends requests to, and shares it with
+//! that adapter. Each packet of a transfer names a slot of the buffer: the requester fills it with
+//! the payload of a write, the responder with that of a read. Payload is therefore copied twice:
+//! the owner of the source and the owner of the destination each copy it once, under their
+//! adapter's own routes. A slot belongs to one request from its sending to its answer. A peer can
+//! corrupt payload that it sends or receives, as it could in a packet, and nothing else.
 //!
-//! Where no buffer can be shared, payload goes in packets. Where no slot is free, the request waits for one.
+//! If no buffer can be shared, payload goes in packets. If no slot is free, the request waits for
+//! one.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,18 +29,19 @@ use super::turn::Turn;
 use super::wire::Token;
 use crate::objects::{BusSegment, Gid};
 
-/// Bytes of a slot, which holds the payload of one packet. A packet costs some 15 µs of both sides, as much as a copy of 128 KiB.
+/// Size of a slot, which holds the payload of one packet. A packet costs both sides some 15 µs, as
+/// much as a copy of 128 KiB.
 pub(super) const SLOT_BYTES: u32 = 512 << 10;
-/// Slots of a buffer, which the processors' caches have room for.
+/// Number of slots of a buffer. They fit into the processors' caches.
 pub(super) const SLOTS: u32 = 8;
 const BUFFER_BYTES: u64 = SLOTS as u64 * SLOT_BYTES as u64;
-/// How many adapters have a buffer of this one at most. Payload to others goes in packets.
+/// Limit of the adapters that have a buffer of this one. Payload to others goes in packets.
 const MOST_BUFFERS: usize = 16;
-/// How many adapters are remembered at most. A guest names any number.
+/// Limit of the adapters that are remembered, since a guest may name any number.
 const MOST_PEERS: usize = 256;
-/// How long payload goes in packets to an adapter that did not take a buffer, or lost it.
+/// Time for which payload goes in packets to an adapter that did not take a buffer, or lost it.
 const REFUSED: Duration = Duration::from_secs(1);
-/// How long the wire's permission to share memory with an adapter is valid.
+/// Time for which the wire's permission to share memory with an adapter is valid.
 const PERMITTED: Duration = Duration::from_millis(100);
 
 /// A slot of a requester's buffer, as a packet names it.
@@ -59,7 +63,7 @@ impl SlotName {
     }
 }
 
-/// A slot that a request of this adapter has taken. Dropped, it is free for another one.
+/// A slot that a request of this adapter has taken. Dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) name: SlotName,
@@ -73,7 +77,7 @@ impl Drop for Slot {
     }
 }
 
-/// The memory of a slot. `None` if a buffer has no such slot.
+/// Returns the memory of a slot, or `None` if a buffer has no such slot.
 fn span(file: &Arc<MemoryFile>, index: u32) -> Option<Span> {
     (index < SLOTS).then(|| Span {
         file: file.clone(),
@@ -85,22 +89,24 @@ fn span(file: &Arc<MemoryFile>, index: u32) -> Option<Span> {
 #[derive(Default)]
 pub(super) struct Staging {
     peers: HashMap<Gid, Peer>,
-    /// Buffers of others, with their numbers.
+    /// Other adapters' buffers, with their numbers.
     shared: HashMap<Gid, (u32, Arc<MemoryFile>)>,
-    /// The number of the last buffer. None is used twice, so that no slot is taken for one of an earlier buffer.
+    /// The number of the last buffer. Numbers are not reused, so that no slot is mistaken for one
+    /// of an earlier buffer.
     last_number: u32,
-    /// Queue pairs with work requests that wait for a free slot, each once for an adapter that they are to. The next to get one is first.
+    /// Queue pairs with work requests that wait for a free slot, once for each adapter that they
+    /// send to. The first one is served next.
     waiters: VecDeque<(u16, Gid)>,
-    /// How often an adapter did not take a buffer, or lost it.
+    /// Number of times that an adapter did not take a buffer, or lost it.
     pub(super) refusals: u64,
 }
 
-/// Another adapter, as one that this one sends requests to.
+/// Another adapter to which this one sends requests.
 #[derive(Default)]
 struct Peer {
     buffer: Option<Buffer>,
     refused_until: Option<Instant>,
-    /// The answer of the wire whether memory may be shared with it, and when that was.
+    /// The wire's answer about sharing memory with it, and the time of the answer.
     permitted: Option<(Instant, bool)>,
 }
 
@@ -108,14 +114,14 @@ struct Peer {
 struct Buffer {
     number: u32,
     file: Arc<MemoryFile>,
-    /// The other adapter has said that it has it.
+    /// `true` if the other adapter has confirmed it.
     is_known: bool,
     /// Free slots. The one that was used last is taken first.
     free: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Staging {
-    /// Another adapter. If there are too many, those without a buffer are forgotten.
+    /// Returns another adapter. If there are too many, those without a buffer are forgotten.
     fn peer(&mut self, gid: Gid) -> &mut Peer {
         if self.peers.len() >= MOST_PEERS && !self.peers.contains_key(&gid) {
             self.peers.retain(|_, peer| peer.buffer.is_some());
@@ -123,7 +129,8 @@ impl Staging {
         self.peers.entry(gid).or_default()
     }
 
-    /// Takes a free slot of the buffer that an adapter knows. `None` if there is none now.
+    /// Takes a free slot of the buffer that an adapter knows, or returns `None` if there is none
+    /// now.
     pub(super) fn take_slot(&mut self, gid: Gid) -> Option<Slot> {
         let buffer = self.peers.get(&gid)?.buffer.as_ref()?;
         if !buffer.is_known {
@@ -137,27 +144,29 @@ impl Staging {
         })
     }
 
-    /// How many work requests to that adapter need not wait: one for each free slot, all without a buffer.
+    /// Returns the number of work requests to that adapter that need not wait: one for each free
+    /// slot, or any number without a buffer.
     fn free_slots(&self, gid: Gid) -> usize {
         let buffer = self.peers.get(&gid).and_then(|peer| peer.buffer.as_ref());
         let buffer = buffer.filter(|it| it.is_known);
         buffer.map_or(usize::MAX, |it| it.free.lock().len())
     }
 
-    /// A work request of a queue pair waits for a free slot.
+    /// Adds a work request of a queue pair that waits for a free slot.
     pub(super) fn add_waiter(&mut self, pair: u16, gid: Gid) {
         if !self.waiters.contains(&(pair, gid)) {
             self.waiters.push_back((pair, gid));
         }
     }
 
-    /// Returns `true` if a work request waits in vain.
+    /// Returns `true` if a waiting work request could continue.
     pub(super) fn can_wake(&self) -> bool {
         let mut waiters = self.waiters.iter();
         waiters.any(|(_, gid)| self.free_slots(*gid) > 0)
     }
 
-    /// Gives up the buffer of an adapter, which may still use a slot of it, or does not know it. It gets another one later.
+    /// Gives up the buffer of an adapter that may still use a slot of it, or does not know it. The
+    /// adapter gets another one later.
     pub(super) fn give_up(&mut self, gid: Gid, now: Instant) {
         let peer = self.peer(gid);
         peer.buffer = None;
@@ -182,7 +191,8 @@ impl Staging {
         self.give_up_number(gid, slot.name.buffer.get(), now);
     }
 
-    /// Takes a buffer that an adapter shares, in place of its former one. Returns `false` if it cannot be used.
+    /// Takes a buffer that an adapter shares, in place of its former one. Returns `false` if it
+    /// cannot be used.
     fn take_buffer(&mut self, from: Gid, number: u32, fd: OwnedFd) -> bool {
         self.shared.remove(&from);
         if self.shared.len() >= MOST_SHARED_FILES {
@@ -201,7 +211,8 @@ impl Staging {
         true
     }
 
-    /// The memory of a slot that another adapter names. `None` if it has not shared such a buffer.
+    /// Returns the memory of a slot that another adapter names, or `None` if it has not shared such
+    /// a buffer.
     pub(super) fn shared(&self, from: Gid, name: SlotName) -> Option<Span> {
         let (number, file) = self.shared.get(&from)?;
         if *number != name.buffer.get() {
@@ -210,14 +221,14 @@ impl Staging {
         span(file, name.index.get())
     }
 
-    /// An adapter is gone, or, if `gone` is `None`, all are.
+    /// Forgets an adapter, or all of them if `gone` is `None`.
     pub(super) fn forget(&mut self, gone: Option<Gid>) {
         let is_gone = |gid: &Gid| gone.is_none_or(|gone| gone == *gid);
         self.peers.retain(|gid, _| !is_gone(gid));
         self.shared.retain(|gid, _| !is_gone(gid));
     }
 
-    /// A new buffer for an adapter. `None` if it may not have one now.
+    /// Makes a new buffer for an adapter, or returns `None` if it may not have one now.
     fn new_buffer(&mut self, gid: Gid) -> Option<(u32, OwnedFd)> {
         let buffers = self.peers.values().filter(|peer| peer.buffer.is_some());
         if buffers.count() >= MOST_BUFFERS {
@@ -249,7 +260,7 @@ impl Staging {
         (self.peers.len(), buffers.count())
     }
 
-    /// How many slots of the buffer for an adapter are in use. `None` without one.
+    /// Returns the number of slots in use of the buffer for an adapter, or `None` without a buffer.
     #[cfg(test)]
     pub(super) fn slots_in_use(&self, gid: Gid) -> Option<usize> {
         let buffer = self.peers.get(&gid)?.buffer.as_ref()?;
@@ -258,14 +269,15 @@ impl Staging {
 }
 
 impl Turn<'_> {
-    /// Returns `true` if payload to that adapter goes through a staging buffer, which is shared first if need be.
+    /// Returns `true` if payload to that adapter goes through a staging buffer, which is shared
+    /// first if necessary.
     pub(super) fn stages(&mut self, gid: Gid) -> bool {
         let now = self.now;
         let Some(wire) = self.state.wire.get() else {
             return false;
         };
         let peer = self.state.staging.peer(gid);
-        // The wire is not asked each time: that waits for the link's thread.
+        // The wire is not asked each time, because that waits for the link's thread.
         let known = peer
             .permitted
             .filter(|(at, _)| now.saturating_duration_since(*at) < PERMITTED);
@@ -286,7 +298,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Wakes as many work requests as there are free slots for, one of each queue pair in turn. They go on before all others.
+    /// Wakes as many work requests as there are free slots, one of each queue pair in turn. They
+    /// run before all others.
     pub(super) fn wake_slot_waiters(&mut self) {
         let mut free = HashMap::new();
         let mut woken = Vec::new();
@@ -299,7 +312,7 @@ impl Turn<'_> {
                 self.state.staging.waiters.push_back((number, gid));
                 continue;
             }
-            // No more of them wait, also where the queue pair was reset or is in error.
+            // No more of them wait, even if the queue pair was reset or is in error.
             let pair = self.objects.queue_pair_mut(number);
             if pair.is_ok_and(|pair| pair.jobs.wake_slot_waiter(gid)) {
                 *free -= 1;
@@ -312,7 +325,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Shares a new buffer with an adapter, which says when it has it. Payload goes in packets until then.
+    /// Shares a new buffer with an adapter. Payload goes in packets until the adapter confirms the
+    /// buffer.
     fn share_buffer(&mut self, gid: Gid) {
         let Some((number, fd)) = self.state.staging.new_buffer(gid) else {
             return;
@@ -327,7 +341,7 @@ impl Turn<'_> {
         }
     }
 
-    /// An adapter has answered that it has a buffer, or that it has not.
+    /// Takes an adapter's answer, which accepts or refuses a buffer.
     pub(super) fn buffer_is_shared(&mut self, gid: Gid, number: u32, is_taken: bool) {
         if !is_taken {
             return self.state.staging.give_up_number(gid, number, self.now);
@@ -338,7 +352,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Another adapter shares a buffer.
+    /// Takes a buffer that another adapter shares.
     pub(super) fn share_arrived(
         &mut self,
         packet: &Packet,
@@ -355,7 +369,7 @@ impl Turn<'_> {
         taken.then(|| packet::done(&[])).ok_or(Refusal::NotStaged)
     }
 
-    /// Copies payload from a slot into memory. The status is that of memory that cannot be written.
+    /// Copies payload from a slot into memory. The status says that the memory cannot be written.
     pub(super) fn take_from_slot(
         &mut self,
         tag: Tag,
@@ -367,7 +381,7 @@ impl Turn<'_> {
         self.staged(copied, to, status)
     }
 
-    /// Copies memory into a slot. The status is that of memory that cannot be read.
+    /// Copies memory into a slot. The status says that the memory cannot be read.
     pub(super) fn put_into_slot(
         &mut self,
         tag: Tag,

@@ -1,10 +1,10 @@
-//! What the adapter has done, as its driver asks for it.
+//! The adapter's statistics, which its driver reads.
 
-/// Counters of an adapter since its start (`efa_admin_*_stats`). Bytes are those of payload.
+/// Counters of an adapter since its start (`efa_admin_*_stats`). Bytes are payload bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Packets sent: messages, parts of RDMA writes, and parts that others read. One that the fabric loses, or that waits for a
-    /// receive, counts once.
+    /// Packets sent: messages, parts of RDMA writes, and parts that others read. A packet that the
+    /// fabric loses, or that waits for a receive, counts once.
     pub sent_packets: u64,
     /// Bytes sent in them.
     pub sent_bytes: u64,
@@ -12,21 +12,21 @@ pub struct Statistics {
     pub received_packets: u64,
     /// Bytes received in them.
     pub received_bytes: u64,
-    /// Datagrams that were dropped as there was no receive for them, or no queue pair.
+    /// Datagrams that were dropped because there was no receive or no queue pair for them.
     pub dropped: u64,
-    /// Messages that were refused for their queue key.
+    /// Messages that were refused because of their queue key.
     pub qkey_violations: u64,
     /// Work requests of sends that succeeded.
     pub sends: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub send_bytes: u64,
     /// Messages that were received.
     pub receives: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub receive_bytes: u64,
     /// Work requests of RDMA reads that succeeded.
     pub reads: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub read_bytes: u64,
     /// Work requests of RDMA reads that failed.
     pub read_errors: u64,
@@ -34,20 +34,21 @@ pub struct Statistics {
     pub read_response_bytes: u64,
     /// Work requests of RDMA writes that succeeded.
     pub writes: u64,
-    /// Bytes of those.
+    /// Their bytes.
     pub write_bytes: u64,
     /// Work requests of RDMA writes that failed.
     pub write_errors: u64,
     /// Bytes that others have written.
     pub write_received_bytes: u64,
-    /// Requests that ended since the other adapter was gone, or did not answer in time.
+    /// Requests that ended because the other adapter was gone, or did not answer in time.
     pub unresponsive_remotes: u64,
-    /// Bytes that were copied twice, since not all of the memory is mapped here.
+    /// Bytes that were copied twice, because not all of the memory is mapped here.
     pub bounced_bytes: u64,
     /// Bytes of payload that were sent to other adapters through staging buffers.
     pub staged_bytes: u64,
-    /// How often a staging buffer was given up, so that payload went in packets for a while.
+    /// Number of times that a staging buffer was given up, so that payload went in packets for a
+    /// while.
     pub refused_buffers: u64,
-    /// Bytes of payload that were sent to other adapters in packets, which is several copies.
+    /// Bytes of payload that were sent to other adapters in packets, which takes several copies.
     pub packet_bytes: u64,
 }

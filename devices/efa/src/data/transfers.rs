@@ -1,4 +1,5 @@
-//! Moving payload: from memory to memory by one copy where both are mapped here, by way of a buffer where not.
+//! Moves payload: from memory to memory by one copy if both are mapped here, and otherwise through
+//! a buffer.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use thiserror::Error;
 
 use crate::objects::BusSegment;
 
-/// Length of the buffer by which bytes go that are not mapped here.
+/// Size of the buffer for bytes that are not mapped here.
 const BOUNCE: usize = 64 << 10;
 
 /// The side of a transfer that failed.
@@ -24,11 +25,11 @@ pub(super) enum TransferError {
 pub(super) enum StagingError {
     /// The memory of the adapter's own function.
     Memory,
-    /// The slot: the process that shares it has taken it away.
+    /// The slot, which the process that shares it has taken away.
     Slot,
 }
 
-/// The side of a copy that failed.
+/// Returns the side of a copy that failed.
 fn side(error: CopyError) -> TransferError {
     match error {
         CopyError::Source(_) => TransferError::Source,
@@ -40,7 +41,7 @@ fn side(error: CopyError) -> TransferError {
 pub(super) struct Transfers {
     pub(super) session: Session,
     buffer: Vec<u8>,
-    /// How many bytes have gone by way of the buffer.
+    /// Number of bytes that have gone through the buffer.
     pub(super) bounced: u64,
 }
 
@@ -53,7 +54,7 @@ impl Transfers {
         }
     }
 
-    /// Copies from segments to segments that are as long.
+    /// Copies from segments to segments of the same length.
     pub(super) fn copy(
         &mut self,
         tag: Tag,
@@ -111,7 +112,8 @@ impl Transfers {
         Ok(())
     }
 
-    /// Copies by way of the buffer. Nothing is pinned and no route is kept meanwhile, since others may be asked.
+    /// Copies through the buffer. Nothing is pinned and no route is kept while this runs, since
+    /// other processes may be asked.
     fn bounce(
         &mut self,
         tag: Tag,
@@ -142,7 +144,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Writes these bytes to segments that are as long.
+    /// Writes these bytes to segments of the same length.
     pub(super) fn write(
         &mut self,
         tag: Tag,
@@ -174,14 +176,14 @@ fn ranges(segments: &[BusSegment]) -> impl Iterator<Item = (u64, usize)> {
         .map(|segment| (segment.address, segment.bytes))
 }
 
-/// How long all of the segments are.
+/// Returns the length of all of the segments.
 pub(super) fn total(segments: &[BusSegment]) -> usize {
     segments
         .iter()
         .fold(0usize, |sum, it| sum.saturating_add(it.bytes))
 }
 
-/// The part of the segments that begins after `skip` bytes and has `len` bytes, or as many as there are.
+/// Returns the part of the segments that begins after `skip` bytes and has at most `len` bytes.
 pub(super) fn cut(segments: &[BusSegment], mut skip: usize, mut len: usize) -> Vec<BusSegment> {
     let mut part = Vec::new();
     for segment in segments {

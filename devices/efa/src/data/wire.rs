@@ -1,4 +1,4 @@
-//! The wire to other adapters: how packets leave, and where those that arrive wait for the worker.
+//! The wire to other adapters: sends packets, and keeps those that arrive for the worker.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -14,12 +14,13 @@ use peerbar_fabric::{
 use super::doorbells::Doorbells;
 use crate::objects::Gid;
 
-/// How many requests of one adapter wait for the worker at most: as many as it may have under way. What is more is refused.
+/// Limit of one adapter's requests that wait for the worker: as many as it may have outstanding.
+/// Further requests are refused.
 const MAX_WAITING_REQUESTS: usize = MAX_REQUESTS;
-/// How many datagrams wait at most. What is more is lost.
+/// Limit of the waiting datagrams. Further ones are lost.
 const MAX_WAITING_DATAGRAMS: usize = 1024;
 
-/// Names a request of this adapter until it is answered.
+/// Identifies a request of this adapter until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Token(pub(super) u64);
 
@@ -31,7 +32,8 @@ pub(super) trait Wire: Send + Sync {
     /// Sends a datagram, which may be lost.
     fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError>;
 
-    /// Sends a request, with descriptors if there are any. Its answer, or why there is none, comes to the mailbox.
+    /// Sends a request, with descriptors if there are any. The mailbox gets its answer, or the
+    /// reason why there is none.
     fn request(
         &self,
         to: Gid,
@@ -43,13 +45,14 @@ pub(super) trait Wire: Send + Sync {
     /// Returns `true` if memory may be shared with an adapter.
     fn shares_memory(&self, to: Gid) -> bool;
 
-    /// What has been sent again, since it was lost or not answered.
+    /// Returns the counts of retransmissions.
     fn statistics(&self) -> LinkStatistics;
 
-    /// Has in the mailbox what the worker itself must receive.
+    /// Moves packets that the worker itself must receive into the mailbox.
     fn receive(&self) {}
 
-    /// Readable while there is something for [`Wire::receive`]. `None` if there never is.
+    /// Returns a descriptor that is readable while there is something for [`Wire::receive`], or
+    /// `None` if there never is.
     fn readable(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -60,19 +63,19 @@ pub(super) struct Arrival {
     pub(super) from: Gid,
     pub(super) data: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
-    /// What is answered goes there, if an answer is wanted. Dropped, it refuses the request.
+    /// Takes the answer, if one is wanted. Dropping it refuses the request.
     pub(super) reply: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
 }
 
-/// What comes from the fabric, in order.
+/// Mail from the fabric, in order.
 pub(super) enum Mail {
     /// A packet.
     Packet(Arrival),
-    /// An adapter is gone; all are if it is `None`.
+    /// An adapter is gone, or all of them if it is `None`.
     Gone(Option<Gid>),
 }
 
-/// What has arrived for the worker.
+/// Mail for the worker.
 pub(crate) struct Mailbox {
     waiting: Mutex<Waiting>,
     doorbells: Arc<Doorbells>,
@@ -81,14 +84,14 @@ pub(crate) struct Mailbox {
 #[derive(Default)]
 struct Waiting {
     mail: VecDeque<Mail>,
-    /// How many of them are requests, by their senders, and how many are datagrams.
+    /// The number of requests among them, by sender, and the number of datagrams.
     requests: HashMap<Gid, usize>,
     datagrams: usize,
     answers: VecDeque<(Token, Answer)>,
 }
 
 impl Mailbox {
-    /// An empty mailbox, which wakes the worker by these.
+    /// Makes an empty mailbox, which wakes the worker through these doorbells.
     pub(super) fn new(doorbells: Arc<Doorbells>) -> Self {
         Self {
             waiting: Mutex::default(),
@@ -96,12 +99,12 @@ impl Mailbox {
         }
     }
 
-    /// The doorbells of its adapter.
+    /// Returns the doorbells of its adapter.
     pub(super) fn doorbells(&self) -> &Doorbells {
         &self.doorbells
     }
 
-    /// A packet has arrived.
+    /// Takes a packet.
     pub(super) fn arrive(&self, arrival: Arrival) {
         let mut waiting = self.waiting.lock();
         let is_request = arrival.reply.is_some();
@@ -123,13 +126,13 @@ impl Mailbox {
         self.doorbells.wake_worker();
     }
 
-    /// A request has its outcome. As many come as were sent.
+    /// Takes the outcome of a request. Each sent request has one.
     pub(super) fn answer(&self, token: Token, answer: Answer) {
         self.waiting.lock().answers.push_back((token, answer));
         self.doorbells.wake_worker();
     }
 
-    /// An adapter is gone, or all are.
+    /// Notes that an adapter, or all of them, are gone.
     pub(super) fn note_gone(&self, gone: Option<Gid>) {
         self.waiting.lock().mail.push_back(Mail::Gone(gone));
         self.doorbells.wake_worker();

@@ -1,4 +1,4 @@
-//! A work request of a send queue, as it was read once from the queue and checked.
+//! A work request of a send queue, read once from the queue and checked.
 
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{
@@ -25,7 +25,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// An access to all of it.
+    /// Returns an access to all of it.
     pub(super) fn access(self, need: Need) -> BufferAccess {
         BufferAccess {
             key: self.key,
@@ -39,7 +39,7 @@ impl Buffer {
 /// A part of the data of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Where in the data it starts.
+    /// Its offset in the data.
     pub(super) offset: u32,
     /// Its bytes.
     pub(super) len: u32,
@@ -50,12 +50,12 @@ impl Part {
         Self { offset, len }
     }
 
-    /// All of data of this length.
+    /// Returns all of data of this length.
     pub(super) fn whole(len: u32) -> Self {
         Self { offset: 0, len }
     }
 
-    /// Its start, of this length at most.
+    /// Returns its start, at most `len` bytes long.
     pub(super) fn at_most(self, len: u32) -> Self {
         let len = self.len.min(len);
         Self { len, ..self }
@@ -65,13 +65,13 @@ impl Part {
 /// The data of a work request.
 #[derive(Clone, Debug)]
 pub(super) enum Data {
-    /// They are in the request.
+    /// In the request itself.
     Inline(Vec<u8>),
-    /// They are in memory, one buffer after the other.
+    /// In memory, one buffer after the other.
     Buffers(Vec<Buffer>),
-    /// There are none: memory is given to a region.
+    /// No data: memory is added to a region.
     Register(FastRegistration),
-    /// There are none: the memory of the region of this local key is taken away.
+    /// No data: the memory of the region of this local key is removed.
     Invalidate(u32),
 }
 
@@ -95,16 +95,16 @@ pub(super) struct WorkRequest {
     pub(super) address_handle: u16,
     pub(super) qkey: u32,
     pub(super) immediate: Option<u32>,
-    /// A completion is wanted also if it succeeds.
+    /// `true` if a completion is wanted even if it succeeds.
     pub(super) is_signalled: bool,
     pub(super) data: Data,
-    /// Of RDMA.
+    /// The remote buffer of RDMA.
     pub(super) remote: Buffer,
-    /// How many bytes it moves.
+    /// The number of bytes that it moves.
     pub(super) bytes: u32,
 }
 
-/// A work request that cannot be carried out.
+/// A work request that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BadRequest {
     pub(super) id: RequestId,
@@ -116,7 +116,7 @@ const META_BYTES: usize = size_of::<SendMeta>();
 const BUFFER_BYTES: usize = size_of::<LocalBuffer>();
 
 impl BadRequest {
-    /// A request of this identity that moves nothing.
+    /// Returns a request of this identity that moves nothing.
     pub(super) fn request(&self) -> WorkRequest {
         WorkRequest {
             id: self.id,
@@ -134,7 +134,7 @@ impl BadRequest {
 }
 
 impl WorkRequest {
-    /// The request in these bytes of an entry of 64 or 128 bytes.
+    /// Parses the request in an entry of 64 or 128 bytes.
     pub(super) fn parse(entry: &[u8]) -> Result<Self, BadRequest> {
         let Ok((meta, body)) = SendMeta::read_from_prefix(entry) else {
             return Err(BadRequest {
@@ -189,7 +189,7 @@ impl WorkRequest {
     }
 }
 
-/// How many bytes a request moves.
+/// Returns the number of bytes that a request moves.
 fn length(
     operation: Operation,
     data: &Data,
@@ -201,7 +201,7 @@ fn length(
     };
     let bytes = u32::try_from(data.bytes()).ok();
     let bytes = bytes.filter(|bytes| *bytes <= limit);
-    // The remote buffer says how much is moved; the local one may be longer.
+    // The remote buffer determines the length; the local one may be longer.
     let moved = match (bytes, remote) {
         (Some(bytes), None) => Some(bytes),
         (Some(bytes), Some(remote)) if remote.bytes <= bytes => Some(remote.bytes),
@@ -437,7 +437,7 @@ mod tests {
             shaped in any::<bool>(),
         ) {
             if shaped && bytes.len() > 3 {
-                // So that more than one in a hundred gets past the first check.
+                // More than one in a hundred must pass the first check.
                 bytes[2] = bytes[2] & 0x3f | 0x80;
                 bytes[3] |= 0x0c;
             }

@@ -1,4 +1,4 @@
-//! The worker: one thread that takes doorbells and gives the queue pairs slices in turn.
+//! The worker: one thread that takes doorbells and gives each queue pair a slice in turn.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,12 +19,12 @@ pub(crate) struct Worker {
     pub(super) state: WorkerState,
 }
 
-/// What the worker does next.
+/// The worker's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextTurn {
     /// Another turn at once.
     AtOnce,
-    /// It waits for a doorbell, or until then.
+    /// Wait for a doorbell, or until this time.
     Wait(Option<Instant>),
 }
 
@@ -41,8 +41,8 @@ impl Worker {
         }
     }
 
-    /// Takes the doorbells, and gives the next queue pair a slice if bus mastering is on. The lock of the objects is released then, so
-    /// another thread waits for it one slice at most.
+    /// Takes the doorbells, and gives the next queue pair a slice if bus mastering is on. Then
+    /// releases the lock of the objects, so that another thread waits for at most one slice.
     pub(crate) fn turn(&mut self, now: Instant) -> NextTurn {
         let requester = self.state.transfers.session.requester();
         let has_bus_back = self.state.bus.follow(requester);
@@ -73,7 +73,7 @@ impl Worker {
 }
 
 impl Turn<'_> {
-    /// Takes what has arrived, and gives the next queue pair a slice.
+    /// Takes mail, and gives the next queue pair a slice.
     fn go_on(&mut self) -> NextTurn {
         self.state.staged = 0;
         self.take_mail();
@@ -110,7 +110,8 @@ impl Turn<'_> {
         });
     }
 
-    /// What the worker does after this turn. A queue pair whose work requests wait is ready again when the first is due.
+    /// Returns the worker's next action. A queue pair whose work requests wait is ready again when
+    /// the first of them is due.
     fn next(&mut self) -> NextTurn {
         let pairs = self.objects.queue_pairs.iter();
         let due = pairs.filter_map(|(_, pair)| {

@@ -1,4 +1,4 @@
-//! Address handles: the adapters to which the queue pairs of a protection domain send.
+//! Address handles, which name the adapters to which the queue pairs of a protection domain send.
 
 pub use peerbar_fabric::Gid;
 
@@ -18,13 +18,13 @@ pub struct CreateAddressHandle {
 pub(super) struct AddressHandle {
     protection_domain: u16,
     gid: Gid,
-    /// How often it was created, and not removed.
+    /// Number of times that it was created and not removed.
     users: usize,
 }
 
 impl Objects {
-    /// Creates an address handle, and returns its number. An address has one in a protection domain: created again, it is the
-    /// same.
+    /// Creates an address handle, and returns its number. An address has only one handle in a
+    /// protection domain: creating it again returns the same one.
     pub fn create_address_handle(
         &mut self,
         parameters: CreateAddressHandle,
@@ -47,7 +47,8 @@ impl Objects {
         Ok(number)
     }
 
-    /// Removes an address handle of this protection domain, once it was removed as often as it was created.
+    /// Removes an address handle of this protection domain, once it was removed as often as it was
+    /// created.
     pub fn destroy_address_handle(
         &mut self,
         number: u16,
@@ -69,13 +70,13 @@ impl Objects {
         Ok(())
     }
 
-    /// The adapter to which an address handle of this protection domain leads.
+    /// Returns the adapter to which an address handle of this protection domain leads.
     pub(crate) fn address(&self, number: u16, protection_domain: u16) -> Option<Gid> {
         let handle = self.address_handles.get(number).ok()?;
         (handle.protection_domain == protection_domain).then_some(handle.gid)
     }
 
-    /// The address handle of this protection domain that leads to that adapter.
+    /// Returns the address handle of this protection domain that leads to that adapter.
     pub(crate) fn handle_of(&self, gid: Gid, protection_domain: u16) -> Option<u16> {
         let mut handles = self.address_handles.iter();
         let found =

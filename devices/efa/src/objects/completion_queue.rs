@@ -9,8 +9,9 @@ use super::event_queue::check_ring;
 use super::{Objects, add_user, limits, remove_user};
 use crate::memory_bar::{self, Doorbell};
 
-/// The doorbell of a queue that is only polled, until user space writes it. It is read when the queue is full for the first time: by then
-/// a program that has consumed anything has written an index other than 0, as a queue has fewer than 2^16 entries.
+/// The doorbell of a queue that is only polled, until user space writes it. It is read when the
+/// queue is full for the first time. By then a program that has consumed anything has written an
+/// index other than 0, since a queue has fewer than 2^16 entries.
 pub(crate) const NEVER_WRITTEN: u32 = 0;
 
 /// Parameters of a completion queue.
@@ -18,15 +19,16 @@ pub(crate) const NEVER_WRITTEN: u32 = 0;
 pub struct CreateCompletionQueue {
     /// The UAR of its doorbell.
     pub uar: u16,
-    /// How many entries it has, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u16,
     /// Length of an entry in bytes: 16 or 32.
     pub entry_bytes: usize,
-    /// Where the entries are.
+    /// Address of the entries.
     pub address: u64,
     /// The event queue that announces its completions when it is armed.
     pub event_queue: Option<u16>,
-    /// Completions of a sender without an address handle have the sender's address. Takes entries of 32 bytes.
+    /// `true` if completions from a sender without an address handle contain the sender's address.
+    /// Requires entries of 32 bytes.
     pub with_source_address: bool,
 }
 
@@ -38,27 +40,28 @@ pub(crate) struct CompletionQueue {
     pub(crate) address: u64,
     pub(crate) event_queue: Option<u16>,
     pub(crate) with_source_address: bool,
-    /// How many entries have been written or are kept, modulo 2^32.
+    /// Number of entries that have been written or are kept, modulo 2^32.
     pub(crate) produced: u32,
-    /// How many entries user space has consumed, modulo 2^16, as far as it has been looked at.
+    /// Number of entries that user space has consumed, modulo 2^16, as last read.
     pub(crate) consumed: u16,
-    /// User space says how many it has consumed. It cannot where the queue is only polled and in a buffer of its own: Linux' driver maps
-    /// no doorbell then (`efa_create_user_cq`). Such a queue is user space's to keep from overflowing.
+    /// `true` if user space tells how many entries it has consumed. It cannot if the queue is only
+    /// polled and in a separate buffer: Linux' driver maps no doorbell in that case
+    /// (`efa_create_user_cq`). User space itself must keep such a queue from overflowing.
     pub(crate) is_followed: bool,
-    /// Where in BAR2 user space says so, if the queue is only polled.
+    /// The offset in BAR2 of the doorbell of a queue that is only polled.
     pub(crate) polled_doorbell: Option<u64>,
-    /// The next completion is announced, for an event of this number.
+    /// Set if the next completion must be announced, by an event of this number.
     pub(crate) armed: Option<u8>,
     /// The number of the last event.
     pub(crate) last_event: Option<u8>,
-    /// Entries that are written once bus mastering is on: their queue pairs, addresses and bytes.
+    /// Entries to be written once bus mastering is on: their queue pairs, addresses and bytes.
     pub(crate) kept: VecDeque<(u16, u64, [u8; EXTENDED_ENTRY_BYTES])>,
-    /// It has overflowed, or its memory has failed: there are no completions any more.
+    /// `true` if it has overflowed or its memory has failed: it takes no more completions.
     pub(crate) has_failed: bool,
 }
 
 impl CompletionQueue {
-    /// Where the next entry goes, and its phase.
+    /// Returns the address and the phase of the next entry.
     pub(crate) fn next_entry(&self) -> (u64, bool) {
         let entries = u32::from(self.entries);
         let slot = u64::from(self.produced % entries);
@@ -66,7 +69,7 @@ impl CompletionQueue {
         (address, (self.produced / entries) % 2 == 0)
     }
 
-    /// How many entries wait for user space, as far as that is known.
+    /// Returns the number of entries that wait for user space, as far as it is known.
     pub(crate) fn outstanding(&self) -> u16 {
         let [low, high, ..] = self.produced.to_le_bytes();
         u16::from_le_bytes([low, high]).wrapping_sub(self.consumed)
@@ -74,7 +77,7 @@ impl CompletionQueue {
 }
 
 impl Objects {
-    /// Creates a completion queue. Its number, which is also that of its doorbell.
+    /// Creates a completion queue. Returns its number, which is also that of its doorbell.
     pub fn create_completion_queue(
         &mut self,
         parameters: CreateCompletionQueue,

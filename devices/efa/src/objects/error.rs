@@ -1,4 +1,4 @@
-//! Why an object is not created, changed, found or removed.
+//! The reasons why an object is not created, changed, found or removed.
 
 use std::fmt;
 
@@ -42,21 +42,21 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// Why a request about objects is refused. Nothing has been changed.
+/// The reason why a request about objects is refused. Nothing has been changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ObjectError {
-    /// There are as many as there may be.
+    /// The maximum number exists already.
     #[error("{kind}: all {limit} are in use: remove one first")]
     Exhausted {
-        /// What was to be created.
+        /// The object to create.
         kind: ObjectKind,
-        /// How many there may be; of memory regions, also how many pages.
+        /// The maximum number; for memory regions, also that of pages.
         limit: usize,
     },
-    /// There is none of this number.
+    /// No object has this number.
     #[error("{kind} {number} does not exist")]
     Unknown {
-        /// What was looked for.
+        /// The object to find.
         kind: ObjectKind,
         /// Its number.
         number: u32,
@@ -64,15 +64,15 @@ pub enum ObjectError {
     /// Other objects use it.
     #[error("{kind} {number} is in use: remove what uses it first")]
     InUse {
-        /// What was to be removed.
+        /// The object to remove.
         kind: ObjectKind,
         /// Its number.
         number: u32,
     },
-    /// It has failed for good.
+    /// It has failed permanently.
     #[error("{kind} {number} has failed: create another one")]
     Failed {
-        /// What was to be used.
+        /// The object to use.
         kind: ObjectKind,
         /// Its number.
         number: u32,
@@ -80,12 +80,12 @@ pub enum ObjectError {
     /// Its memory cannot be written.
     #[error("memory of {kind} {number} cannot be written: name memory that the adapter reaches")]
     Unreachable {
-        /// What was to be created or changed.
+        /// The object to create or change.
         kind: ObjectKind,
         /// Its number.
         number: u32,
     },
-    /// A parameter has a value that it cannot have.
+    /// A parameter has an invalid value.
     #[error("{parameter} {value:#x} is not possible")]
     Invalid {
         /// The parameter.
@@ -98,12 +98,12 @@ pub enum ObjectError {
     Transition {
         /// Its state.
         from: QueuePairState,
-        /// The state that was asked for.
+        /// The requested state.
         to: QueuePairState,
     },
 }
 
-/// An impossible value of a parameter.
+/// Returns the error for an invalid value of a parameter.
 pub(super) fn invalid(parameter: &'static str, value: impl Into<u64>) -> ObjectError {
     ObjectError::Invalid {
         parameter,

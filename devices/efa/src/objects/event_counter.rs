@@ -1,4 +1,4 @@
-//! Event counters: words in memory of the driver's choice that count what happens to queue pairs.
+//! Event counters: words in memory that the driver chooses, which count events of queue pairs.
 
 use peerbar_efa_spec::admin::event_counter::QpEvents;
 use peerbar_efa_spec::work::Operation;
@@ -7,7 +7,7 @@ use super::error::{ObjectError, ObjectKind, invalid};
 use super::queue_pair::QueuePairState;
 use super::{Objects, add_user, remove_user};
 
-/// Bytes of the word of a counter.
+/// Size of a counter's word.
 pub(crate) const WORD_BYTES: usize = size_of::<u64>();
 
 /// Parameters of an event counter.
@@ -15,29 +15,30 @@ pub(crate) const WORD_BYTES: usize = size_of::<u64>();
 pub struct CreateEventCounter {
     /// The UAR of its process.
     pub uar: u16,
-    /// Where its word is, a multiple of 8.
+    /// Address of its word, a multiple of 8.
     pub address: u64,
 }
 
 /// A change of an event counter (`efa_admin_event_counter_modify_ops`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModifyEventCounter {
-    /// It gets this value.
+    /// Sets this value.
     Set(u64),
-    /// This much is added to it. Beyond [`u64::MAX`] it goes on from 0.
+    /// Adds this to the value, which wraps around at [`u64::MAX`].
     Add(u64),
 }
 
-/// An event counter. The adapter keeps its value, so whatever a guest writes into the word counts for nothing.
+/// An event counter. The adapter keeps its value, so a guest's writes to the word have no effect on
+/// it.
 pub(crate) struct EventCounter {
     uar: u16,
     pub(crate) address: u64,
     pub(crate) value: u64,
-    /// How many queue pairs it is attached to.
+    /// Number of queue pairs that it is attached to.
     users: usize,
-    /// Its word is written once bus mastering is on.
+    /// `true` if its word must be written once bus mastering is on.
     pub(crate) is_kept: bool,
-    /// Its word could not be written: it counts no more.
+    /// `true` if its word could not be written: it counts no more.
     pub(crate) has_failed: bool,
 }
 
@@ -49,19 +50,19 @@ pub(crate) struct Attachment {
     events: u32,
 }
 
-/// What happens to a queue pair, as far as it is counted.
+/// An event of a queue pair that may be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueuePairEvent {
     /// A work request of its send queue has ended.
     Sent { operation: Operation, is_ok: bool },
     /// A receive has ended.
     Received { is_ok: bool },
-    /// Another queue pair has read or written memory by it, all of what it asked for.
+    /// Another queue pair has completely read or written memory through it.
     Remote(Operation),
 }
 
 impl QueuePairEvent {
-    /// Its bit of [`QpEvents`].
+    /// Returns its bit of [`QpEvents`].
     fn bit(self) -> u32 {
         use Operation::{FastInvalidate, FastRegister, RdmaRead, RdmaWrite, Send};
         let none = QpEvents::new();
@@ -86,7 +87,7 @@ impl QueuePairEvent {
 }
 
 impl EventCounter {
-    /// Its value after a change.
+    /// Returns its value after a change.
     fn changed(&self, change: ModifyEventCounter) -> u64 {
         match change {
             ModifyEventCounter::Set(value) => value,
@@ -96,10 +97,11 @@ impl EventCounter {
 }
 
 impl Objects {
-    /// Creates an event counter of value 0, which `store` writes to its address. Its number.
+    /// Creates an event counter of value 0, which `store` writes to its address. Returns its
+    /// number.
     ///
     /// # Errors
-    /// [`ObjectError::Unreachable`] if `store` says that it could not.
+    /// [`ObjectError::Unreachable`] if `store` fails.
     pub fn create_event_counter(
         &mut self,
         parameters: CreateEventCounter,
@@ -127,7 +129,8 @@ impl Objects {
         Ok(number)
     }
 
-    /// Removes an event counter: its word is not written any more once this returns. Fails while it is attached to a queue pair.
+    /// Removes an event counter: its word is not written any more once this returns. Fails while it
+    /// is attached to a queue pair.
     pub fn destroy_event_counter(&mut self, number: u16) -> Result<(), ObjectError> {
         if self.event_counters.get(number)?.users > 0 {
             return Err(in_use(number));
@@ -137,7 +140,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Changes the value of an event counter, and has `store` write it to its address. It is as it was if that fails.
+    /// Changes the value of an event counter, which `store` writes to its address. Changes nothing
+    /// if that fails.
     pub fn modify_event_counter(
         &mut self,
         number: u16,
@@ -154,9 +158,10 @@ impl Objects {
         Ok(())
     }
 
-    /// Has a counter count these events of a queue pair of its process, which neither sends nor receives yet
-    /// (ibv_qp_attach_comp_cntr(3)). An event of a queue pair has one counter at most. No events are possible, too: Linux' driver attaches
-    /// a counter of errors to events that have none.
+    /// Attaches a counter to these events of a queue pair of its process, which neither sends nor
+    /// receives yet (ibv_qp_attach_comp_cntr(3)). An event of a queue pair has at most one counter.
+    /// The set of events may be empty: Linux' driver attaches an error counter even if no event
+    /// counts.
     pub fn attach_event_counter(
         &mut self,
         number: u16,
@@ -192,7 +197,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Has a counter no longer count these events of a queue pair, all of which it counts.
+    /// Detaches a counter from these events of a queue pair, all of which it must count.
     pub fn detach_event_counter(
         &mut self,
         number: u16,
@@ -218,7 +223,7 @@ impl Objects {
         Ok(())
     }
 
-    /// A queue pair is gone, and with it what was attached to it.
+    /// Detaches the counters of a queue pair that is being removed.
     pub(super) fn detach_event_counters(&mut self, attached: &[Attachment]) {
         for Attachment { counter, .. } in attached {
             if let Ok(counter) = self.event_counters.get_mut(*counter) {
@@ -227,20 +232,20 @@ impl Objects {
         }
     }
 
-    /// The counter of an event of a queue pair.
+    /// Returns the counter of an event of a queue pair.
     pub(crate) fn counter_of(&self, pair: u16, event: QueuePairEvent) -> Option<u16> {
         let mut attached = self.queue_pair(pair).ok()?.counters.iter();
         let counted = attached.find(|it| it.events & event.bit() != 0);
         counted.map(|it| it.counter)
     }
 
-    /// Whether what others read or write by a queue pair is counted.
+    /// Returns `true` if reads or writes of others through a queue pair are counted.
     pub(crate) fn counts_remote(&self, pair: u16, operation: Operation) -> bool {
         self.counter_of(pair, QueuePairEvent::Remote(operation))
             .is_some()
     }
 
-    /// The queue pairs that a counter is attached to.
+    /// Returns the queue pairs that a counter is attached to.
     pub(crate) fn pairs_of_counter(&self, number: u16) -> Vec<u16> {
         let pairs = self.queue_pairs.iter();
         let has_it = |attached: &[Attachment]| attached.iter().any(|it| it.counter == number);

@@ -1,4 +1,4 @@
-//! Event queues: which completion queues have completions.
+//! Event queues, which tell which completion queues have completions.
 
 use std::collections::VecDeque;
 
@@ -11,41 +11,43 @@ use super::limits;
 /// Parameters of an event queue.
 #[derive(Clone, Copy, Debug)]
 pub struct CreateEventQueue {
-    /// How many entries it has, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u16,
-    /// Where they are.
+    /// Address of the entries.
     pub address: u64,
     /// The MSI-X vector that is raised.
     pub vector: u16,
 }
 
-/// An event queue. The driver does not say how far it has come, only that it has come to the end: by arming the queue.
+/// An event queue. The driver reports no position, but it has taken all events when it arms the
+/// queue.
 pub(crate) struct EventQueue {
     pub(crate) address: u64,
     pub(crate) entries: u16,
     pub(crate) vector: u16,
-    /// How many entries have been written, modulo 2^32.
+    /// Number of entries that have been written, modulo 2^32.
     pub(crate) produced: u32,
-    /// The next event raises the interrupt.
+    /// `true` if the next event raises the interrupt.
     pub(crate) is_armed: bool,
-    /// Events since the last interrupt.
+    /// Number of events since the last interrupt.
     pub(crate) unannounced: u32,
-    /// Events since it was armed last.
+    /// Number of events since it was last armed.
     pub(crate) since_armed: u16,
     /// Completion queues whose events wait until it is armed.
     pub(crate) waiting: VecDeque<u16>,
 }
 
 impl EventQueue {
-    /// Whether an event may be written now. Half of the entries may be written between two arms: of those before the driver
-    /// has taken all but the ones that it overlooked, which are as many at most.
+    /// Returns `true` if an event may be written now. Half of the entries may be written between
+    /// two arms: of the entries before, the driver has taken all except those that it overlooked,
+    /// which are at most as many.
     pub(crate) fn has_room(&self) -> bool {
         self.since_armed < self.entries / 2
     }
 }
 
 impl Objects {
-    /// Creates an event queue, not armed. Its number.
+    /// Creates an event queue, which is not armed. Returns its number.
     pub fn create_event_queue(&mut self, parameters: CreateEventQueue) -> Result<u16, ObjectError> {
         let CreateEventQueue {
             entries,
@@ -82,7 +84,8 @@ impl Objects {
     }
 }
 
-/// Fails if a ring's address is not possible: its entries may be written word by word, and none wraps around.
+/// Fails if a ring's address is invalid: its entries may be written word by word, and none may wrap
+/// around.
 pub(super) fn check_ring(
     parameter: &'static str,
     address: u64,

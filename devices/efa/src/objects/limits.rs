@@ -1,4 +1,5 @@
-//! How many objects there may be, and how large they and their transfers are. The adapter reports these to its driver.
+//! Limits of the number of objects, and of the sizes of objects and transfers. The adapter reports
+//! them to its driver.
 
 use std::ops::RangeInclusive;
 
@@ -12,13 +13,13 @@ pub const UARS: u16 = memory_bar::UARS;
 pub const PROTECTION_DOMAINS: u16 = 256;
 /// Address handles.
 pub const ADDRESS_HANDLES: u16 = 1024;
-/// Event queues: one for each interrupt vector but that of the admin queue.
+/// Event queues: one for each interrupt vector except that of the admin queue.
 pub const EVENT_QUEUES: u16 = 32;
 /// Completion queues.
 pub const COMPLETION_QUEUES: u16 = memory_bar::COMPLETION_QUEUES;
 /// Queue pairs.
 pub const QUEUE_PAIRS: u16 = memory_bar::QUEUE_PAIRS;
-/// Event counters. Linux makes two of them a counter for user space.
+/// Event counters. For each counter of user space, Linux creates two.
 pub const EVENT_COUNTERS: u16 = 1024;
 /// Memory regions.
 pub const MEMORY_REGIONS: usize = 1 << 16;

@@ -1,4 +1,5 @@
-//! Memory regions: the memory that queue pairs of a protection domain may use, and what for.
+//! Memory regions: memory that queue pairs of a protection domain may use, and the accesses that it
+//! permits.
 
 use peerbar_efa_spec::work::LOCAL_KEY_MASK;
 use thiserror::Error;
@@ -6,18 +7,19 @@ use thiserror::Error;
 use super::error::{ObjectError, ObjectKind, invalid};
 use super::{Objects, add_user, limits, remove_user};
 
-/// The lowest bits of the keys of a region that was allocated for fast registration are its driver's.
+/// The driver chooses the lowest bits of the keys of a region that was allocated for fast
+/// registration.
 const VARIANT_BITS: u32 = 8;
 const VARIANTS: u32 = (1 << VARIANT_BITS) - 1;
 
-/// What a memory region permits. Reading by its own queue pairs is always permitted.
+/// The accesses that a memory region permits. Its own queue pairs may always read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerbsAccess {
-    /// Queue pairs of its protection domain write to it.
+    /// Queue pairs of its protection domain may write to it.
     pub local_write: bool,
-    /// Other queue pairs write to it.
+    /// Other queue pairs may write to it.
     pub remote_write: bool,
-    /// Other queue pairs read from it.
+    /// Other queue pairs may read from it.
     pub remote_read: bool,
 }
 
@@ -32,31 +34,31 @@ pub struct RegisterRegion<'a> {
     pub length: u64,
     /// The size of its pages, as a power of two.
     pub page_shift: u8,
-    /// The addresses of its pages. The first one has the region's first byte.
+    /// The addresses of its pages. The first page contains the region's first byte.
     pub pages: &'a [u64],
-    /// What it permits.
+    /// The accesses that it permits.
     pub access: VerbsAccess,
 }
 
 /// The keys of a memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionKeys {
-    /// For local buffers, in 24 bits.
+    /// For local buffers, 24 bits long.
     pub local: u32,
     /// For remote buffers.
     pub remote: u32,
 }
 
-/// What an access needs of a memory region.
+/// The permission that an access needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// To read it by its local key.
+    /// Reading by the local key.
     LocalRead,
-    /// To write it by its local key.
+    /// Writing by the local key.
     LocalWrite,
-    /// To read it by its remote key.
+    /// Reading by the remote key.
     RemoteRead,
-    /// To write it by its remote key.
+    /// Writing by the remote key.
     RemoteWrite,
 }
 
@@ -65,21 +67,21 @@ pub(crate) enum Need {
 pub(crate) struct BufferAccess {
     /// The key of its memory region.
     pub(crate) key: u32,
-    /// What it needs of that.
+    /// The permission that it needs.
     pub(crate) need: Need,
-    /// Where the buffer is, as its work request gives it.
+    /// The address of the buffer, as its work request gives it.
     pub(crate) address: u64,
-    /// The buffer's bytes.
+    /// The length of the buffer in bytes.
     pub(crate) length: u64,
 }
 
-/// Why an access to a memory region is refused.
+/// The reason why an access to a memory region is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum AccessError {
     /// The protection domain has no region of this key.
     #[error("no memory region of key {key:#x}")]
     UnknownKey { key: u32 },
-    /// The region does not permit it.
+    /// The region does not permit the access.
     #[error("memory region of key {key:#x} does not permit {need:?}")]
     NotPermitted { key: u32, need: Need },
     /// The bytes do not lie in the region.
@@ -87,7 +89,7 @@ pub(crate) enum AccessError {
     OutOfRange { key: u32, address: u64, length: u64 },
 }
 
-/// Memory at an address of the bus.
+/// Memory at a bus address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BusSegment {
     pub(crate) address: u64,
@@ -101,20 +103,21 @@ pub(super) struct MemoryRegion {
     address: u64,
     length: u64,
     access: VerbsAccess,
-    /// How many pages it has, or may have.
+    /// Number of pages that it has, or may have.
     pages: usize,
-    /// It was allocated for fast registration.
+    /// `true` if it was allocated for fast registration.
     is_fast: bool,
-    /// It has memory.
+    /// `true` if it has memory.
     is_valid: bool,
-    /// Pages that follow each other on the bus, in the order of their offsets in the region. They cover all of it.
+    /// Ranges of pages that are adjacent on the bus, in the order of their offsets in the region.
+    /// They cover all of it.
     ranges: Vec<Range>,
 }
 
 struct Range {
-    /// Where in the region it starts.
+    /// Its offset in the region.
     offset: u64,
-    /// Where on the bus it starts.
+    /// Its bus address.
     address: u64,
     bytes: u64,
 }
@@ -142,7 +145,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Whether it permits what is needed.
+    /// Returns `true` if it permits the access.
     fn permits(&self, need: Need) -> bool {
         match need {
             Need::LocalRead => true,
@@ -154,7 +157,7 @@ impl MemoryRegion {
 }
 
 impl Objects {
-    /// Registers memory. The keys of the new region.
+    /// Registers memory. Returns the keys of the new region.
     pub fn register_region(
         &mut self,
         parameters: RegisterRegion<'_>,
@@ -201,8 +204,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Allocates a region without memory, of that many pages at most. Its keys, of which the lowest 8 bits change with each
-    /// registration.
+    /// Allocates a region without memory, of at most that many pages. Returns its keys, whose
+    /// lowest 8 bits change with each registration.
     pub fn allocate_region(
         &mut self,
         protection_domain: u16,
@@ -246,7 +249,8 @@ impl Objects {
         Ok(keys)
     }
 
-    /// How many pages may be given to the region of this key, which was allocated in that protection domain and has no memory.
+    /// Returns the number of pages that may be added to the region of this key, which must have
+    /// been allocated in that protection domain and have no memory.
     pub(crate) fn free_region(
         &self,
         protection_domain: u16,
@@ -266,7 +270,8 @@ impl Objects {
         Ok(region.pages)
     }
 
-    /// Gives memory to a region as [`Self::free_region`] finds it, which has this local key from now on.
+    /// Adds memory to a region that [`Self::free_region`] accepts. The region has this local key
+    /// from now on.
     pub(crate) fn register_fast(
         &mut self,
         local_key: u32,
@@ -293,7 +298,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Takes the memory of a region away, which was given by a fast registration. Nothing touches it any more once this returns.
+    /// Removes the memory of a region that a fast registration has added. Nothing touches it any
+    /// more once this returns.
     pub(crate) fn invalidate_fast(
         &mut self,
         protection_domain: u16,
@@ -308,8 +314,9 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes the memory region of this local key. Nothing touches its memory any more once this returns. Of one that was allocated any of
-    /// its keys will do, as its driver may have changed the key already.
+    /// Removes the memory region of this local key. Nothing touches its memory any more once this
+    /// returns. An allocated region is accepted by any of its keys, since its driver may have
+    /// changed the key already.
     pub fn deregister_region(&mut self, local_key: u32) -> Result<(), ObjectError> {
         let family = local_key >> VARIANT_BITS;
         let local_key = self.fast_keys.remove(&family).unwrap_or(local_key);
@@ -325,8 +332,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Appends the memory of a buffer to `segments`, if the protection domain has a region of this key that permits the access
-    /// to all of it. An empty buffer needs no region.
+    /// Appends the memory of a buffer to `segments`, if the protection domain has a region of this
+    /// key that permits the access to all of it. An empty buffer needs no region.
     pub(crate) fn buffer(
         &self,
         protection_domain: u16,
@@ -340,7 +347,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Fails as [`Self::buffer`] does, whatever the buffer's length at the same cost.
+    /// Fails as [`Self::buffer`] does, at the same cost for every length of the buffer.
     pub(crate) fn check_buffer(
         &self,
         protection_domain: u16,
@@ -352,7 +359,7 @@ impl Objects {
         Ok(())
     }
 
-    /// The region that permits this access.
+    /// Returns the region that permits this access.
     fn region_of(
         &self,
         protection_domain: u16,
@@ -409,7 +416,8 @@ fn unknown(local_key: u32) -> ObjectError {
     }
 }
 
-/// How many pages of this size a region has, by its address and length. `None` if it cannot be.
+/// Returns the number of pages of this size in a region, from its address and length, or `None` if
+/// they are invalid.
 pub(crate) fn page_count(address: u64, length: u64, page_shift: u8) -> Option<u64> {
     if !limits::PAGE_SHIFTS.contains(&page_shift) {
         return None;
@@ -419,7 +427,8 @@ pub(crate) fn page_count(address: u64, length: u64, page_shift: u8) -> Option<u6
     Some((last >> page_shift) + 1)
 }
 
-/// The ranges of a region's pages, which are as many as it has, each at a multiple of its size.
+/// Returns the ranges of a region's pages. There must be as many pages as the region has, each at a
+/// multiple of its size.
 fn ranges(parameters: &RegisterRegion<'_>) -> Result<Vec<Range>, ObjectError> {
     let RegisterRegion {
         address,

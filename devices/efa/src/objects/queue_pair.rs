@@ -30,9 +30,9 @@ pub enum QueuePairState {
     ReadyToSend = 3,
     /// Send queue drained: it receives only.
     SendQueueDrained = 4,
-    /// Send queue in error. A failure of this adapter's is one of the whole queue pair, so none comes here.
+    /// Send queue in error. Not used: a failure on this adapter affects the whole queue pair.
     SendQueueError = 5,
-    /// In error: what is posted is flushed.
+    /// In error: posted requests are flushed.
     Error = 6,
 }
 
@@ -47,12 +47,12 @@ impl QueuePairState {
         Self::Error,
     ];
 
-    /// The state of this number. `None` if there is none.
+    /// Returns the state of this number, or `None` if the number is invalid.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|state| *state as u32 == number)
     }
 
-    /// Whether a queue pair may go from this state to that one, at a driver's request.
+    /// Returns `true` if a driver may move a queue pair from this state to that one.
     fn may_become(self, next: Self) -> bool {
         use QueuePairState as S;
         match next {
@@ -69,12 +69,12 @@ impl QueuePairState {
         }
     }
 
-    /// Whether work requests in progress are continued.
+    /// Returns `true` if work requests in progress continue.
     pub(crate) fn continues(self) -> bool {
         matches!(self, Self::ReadyToSend | Self::SendQueueDrained)
     }
 
-    /// Whether it takes messages and requests of others.
+    /// Returns `true` if it takes messages and requests of others.
     pub(crate) fn receives(self) -> bool {
         !matches!(self, Self::Reset | Self::Init | Self::Error)
     }
@@ -93,32 +93,32 @@ pub struct CreateQueuePair {
     pub send_completions: u32,
     /// The completion queue of its receive queue.
     pub receive_completions: u32,
-    /// Entries of its send queue: a power of two, or 0 for none.
+    /// Number of entries of its send queue: a power of two, or 0 for no queue.
     pub send_entries: u32,
     /// Bytes of all entries of its send queue.
     pub send_bytes: u32,
-    /// Where its receive queue is.
+    /// Address of its receive queue.
     pub receive_address: u64,
-    /// Bytes of all descriptors of its receive queue: a power of two, or 0 for none.
+    /// Size of all descriptors of its receive queue in bytes: a power of two, or 0 for no queue.
     pub receive_bytes: u32,
-    /// RDMA writes with immediate data consume no receive.
+    /// `true` if RDMA writes with immediate data consume no receive.
     pub unsolicited_writes: bool,
 }
 
-/// Changes of a queue pair. What is `None` stays as it is.
+/// Changes of a queue pair. A field that is `None` leaves its value unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ModifyQueuePair {
     /// Its state.
     pub state: Option<QueuePairState>,
     /// Its queue key.
     pub qkey: Option<u32>,
-    /// The packet sequence number of its send queue, which is kept and not used.
+    /// The packet sequence number of its send queue, which is stored and not used.
     pub sq_psn: Option<u32>,
-    /// How often a message is sent again if there is no receive; 7 is without end.
+    /// Number of times that a message is sent again if there is no receive; 7 means without limit.
     pub rnr_retry: Option<u8>,
 }
 
-/// What a queue pair's driver asks for.
+/// The attributes that a queue pair's driver can query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairAttributes {
     /// Its state.
@@ -127,18 +127,18 @@ pub struct QueuePairAttributes {
     pub qkey: u32,
     /// The packet sequence number of its send queue.
     pub sq_psn: u32,
-    /// Work requests from before the drain are in progress.
+    /// `true` if work requests from before the drain are in progress.
     pub is_draining: bool,
-    /// How often a message is sent again if there is no receive.
+    /// Number of times that a message is sent again if there is no receive.
     pub rnr_retry: u8,
 }
 
-/// How many slots a UAR has had before it gets one of them again.
+/// Number of slots that a UAR gets before it gets one of them again.
 const SLOTS_BEFORE_REUSE: usize = 4;
 
-/// How often a message is sent again if there is no receive, unless the driver says.
+/// Default number of times that a message is sent again if there is no receive.
 const DEFAULT_RNR_RETRY: u8 = 3;
-/// The largest such number: without end.
+/// The largest such number, which means without limit.
 pub(crate) const ENDLESS_RNR_RETRY: u8 = 7;
 
 /// A queue pair.
@@ -156,13 +156,13 @@ pub(crate) struct QueuePair {
     pub(crate) rnr_retry: u8,
     pub(crate) send: SendRing,
     pub(crate) receive: ReceiveRing,
-    /// The event counters that count what happens to it.
+    /// The event counters that count its events.
     pub(super) counters: Vec<Attachment>,
     /// The work requests of the send queue that are in progress.
     pub(crate) jobs: Jobs,
 }
 
-/// A work request that was dropped: the number of its queue pair, and its own there.
+/// A work request that was dropped: the number of its queue pair, and its own number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DroppedRequest {
     pub(crate) pair: u16,
@@ -170,7 +170,7 @@ pub(crate) struct DroppedRequest {
 }
 
 impl QueuePair {
-    /// What is dropped if the queue pair ends now.
+    /// Returns the requests that are dropped if the queue pair ends now.
     pub(super) fn requests_in_progress(&self) -> Vec<DroppedRequest> {
         let requests = self.jobs.numbers();
         let dropped = requests.map(|request| DroppedRequest {
@@ -181,14 +181,16 @@ impl QueuePair {
     }
 }
 
-/// The slot of the queue pair of this number.
+/// Returns the slot of the queue pair of this number.
 pub(crate) fn slot(number: u16) -> u16 {
     number % limits::QUEUE_PAIRS
 }
 
 impl Objects {
-    /// Creates a queue pair in state RESET. Its number, of which [`memory_bar::send_queue`](crate::memory_bar::send_queue) and its doorbells take the
-    /// remainder by [`limits::QUEUE_PAIRS`], as the driver does; the rest tells it from those that had its slot before.
+    /// Creates a queue pair in state RESET. Returns its number.
+    /// [`memory_bar::send_queue`](crate::memory_bar::send_queue) and its doorbells use the number
+    /// modulo [`limits::QUEUE_PAIRS`], as the driver does; the upper bits distinguish it from
+    /// earlier queue pairs of the same slot.
     pub fn create_queue_pair(&mut self, parameters: CreateQueuePair) -> Result<u16, ObjectError> {
         let CreateQueuePair {
             kind,
@@ -240,7 +242,7 @@ impl Objects {
         Ok(number)
     }
 
-    /// Changes a queue pair: nothing, or all that is asked for.
+    /// Changes a queue pair: all of the requested changes, or none.
     pub fn modify_queue_pair(
         &mut self,
         number: u16,
@@ -275,12 +277,12 @@ impl Objects {
             }
             self.dropped.extend(dropped);
         }
-        // What is posted is sent, or flushed, from now on.
+        // Posted requests are sent, or flushed, from now on.
         doorbells.wake(slot(number));
         Ok(())
     }
 
-    /// What a queue pair's driver asks for.
+    /// Returns the attributes of a queue pair.
     pub fn query_queue_pair(&self, number: u16) -> Result<QueuePairAttributes, ObjectError> {
         let pair = self.queue_pair(number)?;
         Ok(QueuePairAttributes {
@@ -292,7 +294,8 @@ impl Objects {
         })
     }
 
-    /// Removes a queue pair. What it has not completed is dropped. The memory of its send queue stays its UAR's.
+    /// Removes a queue pair. Its incomplete requests are dropped. The memory of its send queue
+    /// stays with its UAR.
     pub fn destroy_queue_pair(&mut self, number: u16) -> Result<(), ObjectError> {
         self.queue_pair(number)?;
         let slot = slot(number);
@@ -310,13 +313,14 @@ impl Objects {
         Ok(())
     }
 
-    /// The work requests that were dropped, once.
+    /// Takes the work requests that were dropped.
     pub(crate) fn take_dropped(&mut self) -> Vec<DroppedRequest> {
         std::mem::take(&mut self.dropped)
     }
 
-    /// A free slot for a queue pair of this UAR: one that it had before, or one that is no UAR's. It gets a few before it gets
-    /// one again, so that numbers come back late, and no process keeps more than it needs.
+    /// Returns a free slot for a queue pair of this UAR: one that the UAR had before, or one
+    /// without a UAR. A UAR gets several slots before it gets one again, so that numbers are reused
+    /// late, and no process keeps more slots than it needs.
     fn free_slot(&self, uar: u16) -> Result<u16, ObjectError> {
         let owner = |slot: u16| {
             let owner = self.send_queue_uars.get(usize::from(slot));
@@ -335,21 +339,22 @@ impl Objects {
         }
     }
 
-    /// The queue pair of this number.
+    /// Returns the queue pair of this number.
     pub(crate) fn queue_pair(&self, number: u16) -> Result<&QueuePair, ObjectError> {
         let pair = self.queue_pairs.get(slot(number)).ok();
         pair.filter(|pair| pair.number == number)
             .ok_or(unknown(number))
     }
 
-    /// The queue pair of this number.
+    /// Returns the queue pair of this number.
     pub(crate) fn queue_pair_mut(&mut self, number: u16) -> Result<&mut QueuePair, ObjectError> {
         let pair = self.queue_pairs.get_mut(slot(number)).ok();
         pair.filter(|pair| pair.number == number)
             .ok_or(unknown(number))
     }
 
-    /// The number of the next queue pair of this slot. It is not that of an earlier one for as long as possible.
+    /// Returns the number of the next queue pair of this slot. Numbers are reused as late as
+    /// possible.
     fn next_number(&mut self, slot: u16) -> u16 {
         let Some(generation) = self.generations.get_mut(usize::from(slot)) else {
             return slot;

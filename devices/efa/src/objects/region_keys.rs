@@ -1,8 +1,9 @@
-//! Keys of memory regions. Keys that a program has tell it nothing of others.
+//! Keys of memory regions. A program learns nothing about other keys from its own.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// Makes keys by a keyed hash of a counter. The key of the hash is the operating system's random number.
+/// Makes keys by a keyed hash of a counter. The key of the hash is a random number of the operating
+/// system.
 #[derive(Default)]
 pub(super) struct KeyGenerator {
     hash: RandomState,
@@ -10,7 +11,7 @@ pub(super) struct KeyGenerator {
 }
 
 impl KeyGenerator {
-    /// A key of the bits of `mask`, which is not 0 and not in use.
+    /// Returns a key within the bits of `mask`, which is not 0 and not in use.
     pub(super) fn next(&mut self, mask: u32, in_use: impl Fn(u32) -> bool) -> u32 {
         loop {
             self.made = self.made.wrapping_add(1);

@@ -1,4 +1,5 @@
-//! The send and the receive queue of a queue pair, as rings: where their entries are, and how far they have come.
+//! The send and the receive queue of a queue pair, as rings: the addresses of their entries, and
+//! their positions.
 
 use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, RECEIVE_DESCRIPTOR_BYTES, SEND_ENTRY_BYTES};
 
@@ -14,7 +15,7 @@ const _: () = assert!(DESCRIPTOR_BYTES as usize == RECEIVE_DESCRIPTOR_BYTES);
 /// The send queue of a queue pair, in the memory of BAR2.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendRing {
-    /// Where in the BAR it is.
+    /// Its offset in the BAR.
     offset: u64,
     entries: u16,
     pub(crate) entry_bytes: usize,
@@ -29,7 +30,7 @@ pub(crate) struct ReceiveRing {
     position: Position,
 }
 
-/// How far a ring has come, in entries modulo 2^16.
+/// The position of a ring, in entries modulo 2^16.
 #[derive(Clone, Copy, Debug, Default)]
 struct Position {
     taken: u16,
@@ -37,7 +38,8 @@ struct Position {
 }
 
 impl Position {
-    /// How many entries wait. `None` if that is more than the ring has: its doorbell is wrong.
+    /// Returns the number of waiting entries, or `None` if there are more than the ring has: its
+    /// doorbell is wrong.
     fn waiting(self, entries: u16) -> Option<u16> {
         Some(self.posted.wrapping_sub(self.taken)).filter(|waiting| *waiting <= entries)
     }
@@ -67,12 +69,12 @@ impl SendRing {
         })
     }
 
-    /// The doorbell has this value.
+    /// Takes this value of the doorbell.
     pub(crate) fn set_posted(&mut self, doorbell: u32) {
         self.position.posted = low_half(doorbell);
     }
 
-    /// Where in BAR2 the next entry is, if one is posted.
+    /// Returns the offset in BAR2 of the next entry, if one is posted.
     pub(crate) fn next(&self) -> Result<Option<u64>, TooManyPosted> {
         let waiting = self.position.waiting(self.entries).ok_or(TooManyPosted)?;
         let slot = self.position.taken % self.entries.max(1);
@@ -80,27 +82,27 @@ impl SendRing {
         Ok((waiting > 0).then_some(offset))
     }
 
-    /// How many entries it has.
+    /// Returns the number of entries.
     pub(crate) fn entries(&self) -> u16 {
         self.entries
     }
 
-    /// The next entry is taken.
+    /// Takes the next entry.
     pub(crate) fn advance(&mut self) {
         self.position.taken = self.position.taken.wrapping_add(1);
     }
 
-    /// How many entries have been taken, modulo 2^16.
+    /// Returns the number of entries that have been taken, modulo 2^16.
     pub(crate) fn taken(&self) -> u16 {
         self.position.taken
     }
 
-    /// What is posted is not taken any more.
+    /// Discards the posted entries.
     pub(crate) fn discard(&mut self) {
         self.position.taken = self.position.posted;
     }
 
-    /// Nothing is posted, and nothing is taken.
+    /// Resets the ring: nothing is posted, and nothing is taken.
     pub(super) fn reset(&mut self) {
         self.position = Position::default();
     }
@@ -125,12 +127,12 @@ impl ReceiveRing {
         })
     }
 
-    /// The doorbell has this value.
+    /// Takes this value of the doorbell.
     pub(crate) fn set_posted(&mut self, doorbell: u32) {
         self.position.posted = low_half(doorbell);
     }
 
-    /// Where the descriptor is that comes `ahead` behind the next one, if it is posted.
+    /// Returns the address of the descriptor that is `ahead` behind the next one, if it is posted.
     pub(crate) fn peek(&self, ahead: u16) -> Result<Option<u64>, TooManyPosted> {
         let waiting = self.position.waiting(self.descriptors);
         let waiting = waiting.ok_or(TooManyPosted)?;
@@ -139,23 +141,23 @@ impl ReceiveRing {
         Ok((ahead < waiting).then_some(address))
     }
 
-    /// The next descriptors are taken.
+    /// Takes the next descriptors.
     pub(crate) fn advance(&mut self, count: u16) {
         self.position.taken = self.position.taken.wrapping_add(count);
     }
 
-    /// What is posted is not taken any more.
+    /// Discards the posted descriptors.
     pub(crate) fn discard(&mut self) {
         self.position.taken = self.position.posted;
     }
 
-    /// Nothing is posted, and nothing is taken.
+    /// Resets the ring: nothing is posted, and nothing is taken.
     pub(super) fn reset(&mut self) {
         self.position = Position::default();
     }
 }
 
-/// The length of a ring: a power of two, or 0.
+/// Returns the length of a ring: a power of two, or 0.
 fn ring_length(parameter: &'static str, entries: u32) -> Result<u16, ObjectError> {
     let length = u16::try_from(entries).ok();
     length

@@ -2,11 +2,11 @@
 
 use super::error::{ObjectError, ObjectKind};
 
-/// Up to 65536 objects of one kind. A number that was given back is used again as late as possible.
+/// Up to 65536 objects of one kind. A released number is reused as late as possible.
 pub(crate) struct Slots<T> {
     kind: ObjectKind,
     objects: Vec<Option<T>>,
-    /// Where the search for a free number starts.
+    /// Start of the search for a free number.
     next: u16,
 }
 
@@ -23,7 +23,7 @@ impl<T> Slots<T> {
         self.kind
     }
 
-    /// A number that is free, and for which `may_be_used` holds.
+    /// Returns a number that is free, and for which `may_be_used` holds.
     pub(super) fn free_number(
         &self,
         may_be_used: impl Fn(u16) -> bool,
@@ -40,7 +40,7 @@ impl<T> Slots<T> {
         found.map(|(number, _)| number).ok_or(exhausted)
     }
 
-    /// Adds an object; its number.
+    /// Adds an object. Returns its number.
     pub(super) fn insert(&mut self, object: T) -> Result<u16, ObjectError> {
         let number = self.free_number(|_| true)?;
         self.put(number, object);

@@ -1,4 +1,4 @@
-//! Objects as a driver creates, changes and removes them.
+//! Objects that a driver creates, changes and removes.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ fn completion_queue(uar: u16) -> CreateCompletionQueue {
     }
 }
 
-/// A UAR, a protection domain and a completion queue, and the parameters of a queue pair with them.
+/// Returns a UAR, a protection domain and a completion queue, and the parameters of a queue pair
+/// with them.
 fn parents(objects: &mut Objects) -> CreateQueuePair {
     let uar = objects.create_uar().unwrap();
     let protection_domain = objects.create_protection_domain().unwrap();
@@ -566,7 +567,7 @@ impl Region {
         }
     }
 
-    /// The bus address of a byte of the region.
+    /// Returns the bus address of a byte of the region.
     fn bus(&self, address: u64) -> u64 {
         let page = 1u64 << self.page_shift;
         let offset = address - (self.address & !(page - 1));
@@ -781,7 +782,7 @@ fn pages_of_all_regions_have_a_limit() {
         pages: &pages,
         access: VerbsAccess::default(),
     };
-    // Without the ranges of a million pages: the limit is checked by their number.
+    // The limit counts pages, so no ranges of a million pages are needed.
     objects.pages = limits::PAGES - pages.len() + 1;
     let exhausted = ObjectError::Exhausted {
         kind: ObjectKind::MemoryRegion,
@@ -791,7 +792,7 @@ fn pages_of_all_regions_have_a_limit() {
     assert_eq!(objects.region_count(), 0);
 }
 
-/// A region of one page.
+/// Returns a region of one page.
 fn one_page(protection_domain: u16) -> RegisterRegion<'static> {
     RegisterRegion {
         protection_domain,

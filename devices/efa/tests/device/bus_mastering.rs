@@ -1,5 +1,5 @@
-//! Bus mastering that the guest turns off and on: the adapter keeps its requests until it may issue them (PCIe Base 6.0,
-//! 7.5.1.1.3).
+//! Bus mastering that the guest turns off and on: the adapter keeps its requests until it may issue
+//! them (PCIe Base 6.0, 7.5.1.1.3).
 
 use std::time::{Duration, Instant};
 

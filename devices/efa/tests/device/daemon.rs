@@ -39,7 +39,7 @@ impl Link for Client {
         self.dma_map(0, iova, size, memory.as_raw_fd()).unwrap();
     }
 
-    /// As user space does, which has mapped it.
+    /// Writes as user space does, which has mapped it.
     fn write_send_queue(&mut self, offset: u64, data: &[u8]) {
         let memory = self.region(MEMORY).unwrap().file_offset.as_ref();
         memory.unwrap().file().write_all_at(data, offset).unwrap();

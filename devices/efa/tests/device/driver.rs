@@ -16,17 +16,17 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Where guest RAM starts, and how much there is.
+/// Address and size of guest RAM.
 pub(crate) const RAM: u64 = 0x1000_0000;
 pub(crate) const RAM_BYTES: u64 = 16 << 20;
-/// Where tests put their own data.
+/// Address of the tests' own data.
 pub(crate) const DATA: u64 = RAM + (1 << 20);
-/// Where answers to read requests go, and where the queues are.
+/// Addresses of answers to read requests, and of the queues.
 const ANSWERS: u64 = RAM;
 pub(crate) const SUBMISSION: u64 = RAM + 0x1000;
 pub(crate) const COMPLETION: u64 = RAM + 0x2000;
 pub(crate) const EVENTS: u64 = RAM + 0x3000;
-/// As Linux' driver has it.
+/// As in Linux' driver.
 pub(crate) const DEPTH: u16 = 32;
 pub(crate) const EVENT_DEPTH: u16 = 16;
 /// The longest wait of a test.
@@ -41,7 +41,7 @@ const VECTORS: u32 = 33;
 /// The GID of the adapters of these tests.
 pub(crate) const GID: &str = "fe80::e0fa:1";
 
-/// What a driver needs of a client.
+/// The operations that a driver needs from a client.
 pub(crate) trait Link {
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]);
     fn write(&mut self, region: u32, offset: u64, data: &[u8]);
@@ -92,7 +92,7 @@ impl Local {
         rustix::io::read(event, &mut [0; 8]).unwrap();
     }
 
-    /// Whether a vector has been raised.
+    /// Returns `true` if a vector has been raised.
     pub(crate) fn is_raised(&self, vector: usize) -> bool {
         rustix::io::read(&self.events[vector], &mut [0; 8]).is_ok()
     }
@@ -121,7 +121,7 @@ impl Link for Local {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Completion {
     pub(crate) status: u8,
@@ -129,7 +129,7 @@ pub(crate) struct Completion {
 }
 
 impl Completion {
-    /// The answer of a command that succeeded.
+    /// Returns the answer to a command that succeeded.
     #[track_caller]
     pub(crate) fn view<T: FromBytes>(&self) -> T {
         assert_eq!(self.status, Status::Success as u8);
@@ -148,13 +148,13 @@ pub(crate) struct Driver<L> {
     pub(crate) ram: File,
     pub(crate) entry_bytes: usize,
     reads: u16,
-    /// Commands submitted, and completions taken.
+    /// Number of commands submitted, and of completions taken.
     pub(crate) submitted: u16,
     taken: u16,
 }
 
 impl Driver<Local> {
-    /// An adapter that is brought up as Linux' driver does it.
+    /// Brings an adapter up as Linux' driver does.
     pub(crate) fn new() -> Self {
         let mut driver = Self::of(Local::new());
         driver.bring_up();
@@ -163,7 +163,7 @@ impl Driver<Local> {
 }
 
 impl<L: Link> Driver<L> {
-    /// An adapter as Linux leaves it to its driver.
+    /// Takes an adapter in the state in which Linux leaves it to its driver.
     pub(crate) fn of(mut link: L) -> Self {
         let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
@@ -186,7 +186,7 @@ impl<L: Link> Driver<L> {
         self.link.write(CONFIG_REGION, 4, &command.to_le_bytes());
     }
 
-    /// Resets the adapter and sets its queues up.
+    /// Resets the adapter and sets up its queues.
     pub(crate) fn bring_up(&mut self) {
         self.set_answers(ANSWERS);
         self.reset();
@@ -198,7 +198,7 @@ impl<L: Link> Driver<L> {
         self.write_register(offset::MMIO_RESP_LO, address as u32);
     }
 
-    /// A reset of the device (efa_com.c, `efa_com_dev_reset`).
+    /// Resets the device (efa_com.c, `efa_com_dev_reset`).
     pub(crate) fn reset(&mut self) {
         self.write_register(offset::DEV_CTL, 1);
         self.set_answers(ANSWERS);
@@ -230,7 +230,7 @@ impl<L: Link> Driver<L> {
         self.link.write(REGISTERS, offset, &value.to_le_bytes());
     }
 
-    /// Asks for a register, and waits for the answer.
+    /// Requests a register, and waits for the answer.
     #[track_caller]
     pub(crate) fn read_register(&mut self, offset: u64) -> u32 {
         self.reads = self.reads.wrapping_add(1);
@@ -257,7 +257,7 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// Carries out a command without a control buffer.
+    /// Executes a command without a control buffer.
     #[track_caller]
     pub(crate) fn execute(
         &mut self,
@@ -267,7 +267,7 @@ impl<L: Link> Driver<L> {
         self.execute_with(0, opcode, payload.as_bytes())
     }
 
-    /// Carries out a command with these flags beside its phase.
+    /// Executes a command with these flags in addition to its phase.
     #[track_caller]
     pub(crate) fn execute_with(&mut self, flags: u8, opcode: Opcode, payload: &[u8]) -> Completion {
         let entry = self.entry(flags, opcode as u8, payload);
@@ -275,7 +275,7 @@ impl<L: Link> Driver<L> {
         self.completion()
     }
 
-    /// The entry of a command, as the next one of the queue.
+    /// Returns the entry of a command, as the next one of the queue.
     pub(crate) fn entry(&self, flags: u8, opcode: u8, payload: &[u8]) -> Vec<u8> {
         let mut entry = vec![0; self.entry_bytes];
         let phase = u8::from((self.submitted / DEPTH) % 2 == 0);
@@ -308,7 +308,7 @@ impl<L: Link> Driver<L> {
         self.write_register(offset::AQ_PROD_DB, self.submitted.into());
     }
 
-    /// Waits for the next completion, which is that of the last command.
+    /// Waits for the next completion, which belongs to the last command.
     #[track_caller]
     pub(crate) fn completion(&mut self) -> Completion {
         let offset = COMPLETION - RAM + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;

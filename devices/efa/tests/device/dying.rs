@@ -1,8 +1,9 @@
-//! Two adapters and their fabric. Again and again, one of the three is killed or stopped at a random moment amid transfers.
-//! `scripts/test --only dying-adapters` runs it.
+//! Two adapters and their fabric. Again and again, one of the three is killed or stopped at a
+//! random moment during transfers. `scripts/test --only dying-adapters` runs it.
 //!
-//! What is killed starts again. A request that succeeds has moved its bytes. One that fails has moved some of them or none, and nothing
-//! else is written. After each moment all transfers work again, with the parts that have lived on.
+//! A killed process starts again. A request that succeeds has moved its bytes. A request that fails
+//! has moved some of them or none, and nothing else is written. After each moment all transfers
+//! work again, with the surviving parts.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -26,21 +27,23 @@ use crate::two_daemons::{GONE, stop};
 
 /// The addresses of the two adapters.
 const GIDS: [&str; 2] = ["fe80::a", "fe80::b"];
-/// Requests in progress at a moment, each of a slot of its own in both regions.
+/// Number of requests in progress at a moment. Each has its own slot in both regions.
 const REQUESTS: u16 = 32;
 const SLOT: usize = REGION_BYTES as usize / REQUESTS as usize;
-/// The longest time from the first request to the moment, in µs. Without a moment all are done by then.
+/// The longest time from the first request to the moment, in µs. Without a moment, all requests are
+/// done by then.
 const BEFORE: u64 = 3_000;
 /// Usual and long stops in ms.
 const SHORT: (u64, u64) = (1, 60);
 const LONG: (u64, u64) = (500, 8000);
-/// Stops from this time on may exceed that after which a request fails, on a slow machine.
+/// On a slow machine, stops from this duration on may exceed the time-out of a request.
 const FAILING: Duration = PEER_TIME_OUT.saturating_sub(Duration::from_millis(1500));
 /// One of this many stops is long.
 const LONG_EVERY: u32 = 25;
-/// How long the parts may take until transfers work again.
+/// Limit of the time until transfers work again.
 const RECOVERY: Duration = Duration::from_secs(60);
-/// Descriptors that a part which has lived through all moments may have: those of its own, and of a few connections.
+/// Limit of the descriptors of a part that has survived all moments: its own, and those of a few
+/// connections.
 const MOST_DESCRIPTORS: usize = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,7 +59,7 @@ enum Action {
     Stop(Duration),
 }
 
-/// What happens, amid which requests, and how long after the first one.
+/// An event: its kind, the requests that it interrupts, and its delay after the first of them.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     part: Part,
@@ -94,7 +97,7 @@ impl Moment {
         }
     }
 
-    /// Whether a request may fail by it.
+    /// Returns `true` if a request may fail because of it.
     fn may_fail(&self) -> bool {
         match self.action {
             Action::Kill => true,
@@ -111,7 +114,7 @@ struct End {
 }
 
 impl End {
-    /// One that sends to the other adapter, whose queue pair is not known yet.
+    /// Starts an adapter that sends to the other one, whose queue pair is not known yet.
     fn start(fabric: &Path, index: usize) -> Self {
         let daemon = start(&["--fabric", fabric.to_str().unwrap(), "--gid", GIDS[index]]);
         let mut driver = Driver::of(client(&daemon));
@@ -142,7 +145,7 @@ impl End {
     }
 }
 
-/// Requests in progress, and what the target has before and after them.
+/// Requests in progress, and the target's content before and after them.
 struct Batch {
     operation: Operation,
     requester: usize,
@@ -151,7 +154,7 @@ struct Batch {
     after: Vec<u8>,
 }
 
-/// How many requests have ended well and otherwise.
+/// Number of requests that have succeeded, and that have failed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ended {
     well: u64,
@@ -161,7 +164,7 @@ struct Ended {
 /// The requests that were posted right before a moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Amid {
-    /// Those that were in progress when it came.
+    /// Number of requests in progress at the moment.
     in_progress: usize,
     ended: Ended,
 }
@@ -170,7 +173,8 @@ struct Amid {
 struct AdapterPair {
     fabric: Daemon,
     ends: [End; 2],
-    /// For each end, the data of writes to it that may still arrive, although their requests have failed or their requester was killed.
+    /// For each end, the data of writes to it that may still arrive, although their requests have
+    /// failed or their requester was killed.
     late: [Vec<Vec<u8>>; 2],
     random: Rng,
     amid: Amid,
@@ -224,7 +228,7 @@ impl AdapterPair {
         }
     }
 
-    /// Waits until all requests have ended, and checks what each has moved.
+    /// Waits until all requests have ended, and checks the data that each has moved.
     fn end(&mut self, batch: &Batch, may_fail: bool) -> Ended {
         let mut ended = Ended::default();
         let mut statuses = BTreeMap::new();
@@ -243,7 +247,7 @@ impl AdapterPair {
         assert!(statuses.values().all(is_expected), "{statuses:?}");
         self.check(batch, |request| statuses[&request] == 0);
         if ended.otherwise == 0 {
-            // The target has carried out what it had received before.
+            // The target has executed all requests that it had received before.
             self.late[batch.target].clear();
         } else {
             self.expect_late(batch);
@@ -251,14 +255,15 @@ impl AdapterPair {
         ended
     }
 
-    /// Lets the data of writes that have not succeeded arrive later.
+    /// Expects that data of writes that have not succeeded may arrive later.
     fn expect_late(&mut self, batch: &Batch) {
         if batch.operation == Operation::RdmaWrite {
             self.late[batch.target].push(batch.after.clone());
         }
     }
 
-    /// Checks that the requests which have succeeded have moved their bytes, and that no other bytes are in the target.
+    /// Checks that the successful requests have moved their bytes, and that the target contains no
+    /// other bytes.
     fn check(&self, batch: &Batch, has_succeeded: impl Fn(u16) -> bool) {
         let contents = self.ends[batch.target].contents();
         for request in 0..REQUESTS {
@@ -312,7 +317,7 @@ impl AdapterPair {
             }
         }
         match (part, moment.action) {
-            // How its requests have ended stays unknown.
+            // The outcome of its requests stays unknown.
             (Part::Requester, Action::Kill) => {
                 self.check(&batch, |_| false);
                 self.expect_late(&batch);
@@ -340,8 +345,9 @@ impl AdapterPair {
         self.introduce();
     }
 
-    /// Waits until all requests succeed, by either adapter. The `requester` whose requests may have failed comes first: a peer that was stopped
-    /// carries out those that it had received, before those that follow.
+    /// Waits until all requests succeed, by either adapter. Begins with the `requester` whose
+    /// requests may have failed: a peer that was stopped executes the requests that it had received
+    /// before those that follow.
     fn recover(&mut self, requester: usize) {
         let deadline = Instant::now() + RECOVERY;
         let responder = 1 - requester;
@@ -360,7 +366,7 @@ impl AdapterPair {
     }
 }
 
-/// The folder of what scripts/build makes, of which the fabric is.
+/// Returns the folder of the programs that scripts/build makes, such as the fabric.
 fn programs() -> PathBuf {
     let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peerbar");
     env::var_os("PEERBAR_PROGRAMS").map_or_else(built, PathBuf::from)
@@ -398,7 +404,7 @@ fn parts_die_and_no_request_lies() {
         "{moments} moments in {took:.0?}, by part and whether it was killed: {done:?}; requests amid them: {:?}",
         adapters.amid
     );
-    // A few may all come after the last request.
+    // A few moments may all come after the last request.
     assert!(
         adapters.amid.in_progress > 0 || moments < 50,
         "no request was in progress at any moment"

@@ -18,7 +18,7 @@ use crate::driver::{DATA, Driver, Link, Local};
 use crate::objects::{allocate, modify_state, queue_pair};
 use crate::transfers::{PAGE, QueuePairs, everything, gid};
 
-/// Where the words are.
+/// Addresses of the words.
 const WORD: u64 = DATA + 8 * PAGE;
 
 fn create<L: Link>(driver: &mut Driver<L>, uar: u16, address: u64) -> Result<u32, u8> {
@@ -62,7 +62,7 @@ fn word<L: Link>(driver: &Driver<L>, address: u64) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// A queue pair that neither sends nor receives: its UAR and its handle.
+/// Creates a queue pair that neither sends nor receives. Returns its UAR and its handle.
 fn idle_pair(driver: &mut Driver<Local>) -> (u16, u32) {
     let parameters = queue_pair(driver);
     let created: CreatedQp = driver.execute(Opcode::CreateQp, &parameters).view();
@@ -242,7 +242,7 @@ fn impossible_attachments_are_refused() {
     driver.execute(attach, &late).expect(S::IllegalParameter);
 }
 
-/// Counts writes of the sender and of others at the receiver, and takes the first counter away again.
+/// Counts writes of the sender and of others at the receiver, and removes the first counter again.
 fn writes_are_counted<L: Link>(mut driver: Driver<L>) {
     let gid = gid(&mut driver);
     let mut pairs = QueuePairs::new(driver, gid);

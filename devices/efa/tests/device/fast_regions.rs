@@ -41,7 +41,7 @@ fn impossible_regions_are_refused_and_others_removed_once() {
         driver.execute(Opcode::AllocMr, &command).expect(status);
     }
     let keys: AllocatedMr = driver.execute(Opcode::AllocMr, &region(pd, 16)).view();
-    // The driver has changed the key, and has not registered by it.
+    // The driver has changed the key, and has not registered memory with it.
     let key = keys.local_key.get() + 3;
     for status in [Status::Success, Status::IllegalParameter] {
         let completion = driver.execute(Opcode::DeregMr, &deregister(key));
@@ -49,7 +49,7 @@ fn impossible_regions_are_refused_and_others_removed_once() {
     }
 }
 
-/// Registers a page by a work request, writes from there, and takes it away.
+/// Registers a page by a work request, writes from there, and removes it.
 fn memory_is_given_and_taken_away<L: Link>(mut driver: Driver<L>) {
     let gid = gid(&mut driver);
     let mut pairs = QueuePairs::new(driver, gid);
@@ -82,7 +82,7 @@ fn memory_is_given_and_taken_away<L: Link>(mut driver: Driver<L>) {
     let mut found = [0; 17];
     pairs.read_region(PAGE, &mut found);
     assert_eq!(&found, b"by a work request");
-    // It may be read only.
+    // It is read-only.
     pairs.rdma(Operation::RdmaRead, there, here, 17);
     pairs.expect_sent(S::LocalInvalidKey);
     pairs.post(Operation::FastInvalidate, 0, invalidation.as_bytes());

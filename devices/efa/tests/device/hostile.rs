@@ -1,4 +1,4 @@
-//! What no driver does.
+//! Actions that no driver takes.
 
 use peerbar_efa_spec::admin::{ENTRY_BYTES, Opcode, Status};
 use peerbar_efa_spec::registers::offset;
@@ -104,7 +104,8 @@ fn accesses_of_other_lengths_change_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
-    /// Whatever comes, each command is completed with its number, and the adapter can be brought up again.
+    /// Whatever command arrives, it is completed with its number, and the adapter can be brought up
+    /// again.
     #[test]
     fn any_commands_are_completed(
         commands in prop::collection::vec((1u8..30, 0u8..8, prop::collection::vec(any::<u8>(), 60)), 1..100),

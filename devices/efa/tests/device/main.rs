@@ -1,4 +1,5 @@
-//! The adapter as a driver meets it: through its regions, interrupts and DMA mappings, as Linux' `efa` uses them.
+//! The adapter as a driver sees it: through its regions, interrupts and DMA mappings, as Linux'
+//! `efa` uses them.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

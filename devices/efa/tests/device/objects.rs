@@ -43,7 +43,7 @@ fn event_queue(vector: u8) -> CreateEq {
     queue
 }
 
-/// Takes the queue pair of this handle to a state.
+/// Returns the command that moves the queue pair of this handle to a state.
 pub(crate) fn modify_state(handle: u32, next: u32) -> ModifyQp {
     let mut modify = ModifyQp::new_zeroed();
     modify.handle = handle.into();
@@ -52,7 +52,8 @@ pub(crate) fn modify_state(handle: u32, next: u32) -> ModifyQp {
     modify
 }
 
-/// A protection domain, a UAR and a completion queue, and a queue pair that can be made of them.
+/// Creates a protection domain, a UAR and a completion queue. Returns a command that creates a
+/// queue pair with them.
 pub(crate) fn queue_pair<L: Link>(driver: &mut Driver<L>) -> CreateQp {
     let uar = allocate(driver, Opcode::AllocUar);
     let cq: CreatedCq = driver

@@ -12,7 +12,7 @@ use crate::objects::allocate;
 
 const CONTROL_DATA: u8 = 2;
 const INDIRECT: u8 = 4;
-/// Where the first block of an indirect list is, and where its pages are.
+/// Address of the first block of an indirect list, and addresses of its pages.
 const BLOCKS: u64 = DATA;
 const LIST_PAGES: u64 = DATA + 0x1_0000;
 
@@ -28,7 +28,7 @@ impl Test {
         Self { driver, pd }
     }
 
-    /// A region of `count` pages of 4 KiB, without addresses.
+    /// Returns a region of `count` pages of 4 KiB, without addresses.
     fn region(&self, count: u64) -> RegMr {
         let mut region = RegMr::new_zeroed();
         region.pd = self.pd.into();
@@ -57,7 +57,8 @@ impl Test {
         self.driver.write_ram(address, &addresses);
     }
 
-    /// Writes a list of `count` pages as Linux' driver does: blocks of 510 pointers to pages of the list. The first block.
+    /// Writes a list of `count` pages as Linux' driver does: blocks of 510 pointers to pages of the
+    /// list. Returns the first block.
     fn write_indirect(&self, count: u64) -> ControlBuffer {
         self.write_addresses(LIST_PAGES, 0x100, count);
         let pages = count.div_ceil(512);
@@ -148,7 +149,7 @@ fn indirect_list_with_a_wrong_length_is_refused() {
     let short = buffer(list.address.get(), 4091);
     let status = test.register(flags, region, short);
     assert_eq!(status, Status::IllegalParameter as u8);
-    // The second block leads to the first one again.
+    // The second block points back to the first one.
     let next = BLOCKS + 510 * 8;
     test.driver.write_ram(next, list.as_bytes());
     let status = test.register(flags, region, list);

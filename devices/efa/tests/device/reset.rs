@@ -34,7 +34,8 @@ fn reset_in_progress_carries_out_no_command() {
     driver.wait_for_register(offset::DEV_STS, |status| status & 8 != 0);
     driver.write_register(offset::DEV_CTL, 0);
     driver.wait_for_register(offset::DEV_STS, |status| status & 8 == 0);
-    // The first command is the one after the reset: the doorbell of the reset counts neither here nor there.
+    // The first command is the one after the reset: the doorbell write during the reset has no
+    // effect.
     driver.set_queues(DEPTH, SUBMISSION, COMPLETION);
     assert_eq!(allocate(&mut driver, Opcode::AllocUar), 0);
     assert_eq!(allocate(&mut driver, Opcode::AllocPd), 0, "none was made");

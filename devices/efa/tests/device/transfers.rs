@@ -1,4 +1,4 @@
-//! Transfers between two queue pairs, all of them made by admin commands: what user space writes, and what it reads.
+//! Transfers between two queue pairs, all made by admin commands, from the view of user space.
 
 use std::time::Instant;
 
@@ -25,11 +25,11 @@ pub(crate) const PAGE: u64 = 4096;
 const ENTRIES: u32 = 64;
 const COMPLETION_BYTES: u64 = 16;
 const QKEY: u32 = 0x1111_1111;
-/// Where the memory region is in guest RAM, its length, and where it is for work requests.
+/// The memory region's address in guest RAM, its length, and its address in work requests.
 pub(crate) const REGION: u64 = DATA + 16 * PAGE;
 pub(crate) const REGION_BYTES: u64 = 4 * PAGE;
 pub(crate) const REGION_IOVA: u64 = 0x5000_0000_0000;
-/// Where the receive queue and the completion queue of a side are.
+/// Addresses of a side's receive queue and completion queue.
 const RECEIVES: u64 = DATA;
 const COMPLETIONS: u64 = DATA + 4 * PAGE;
 
@@ -51,16 +51,16 @@ pub(crate) struct QueuePairs<L> {
     pub(crate) pd: u16,
     ah: CreatedAh,
     sides: Vec<Side>,
-    /// The side that sends; the other one receives.
+    /// The side that sends. The other one receives.
     sender: usize,
-    /// The number of the queue pair of another adapter, if that receives.
+    /// The number of the queue pair of another adapter, if that one receives.
     pub(crate) peer: Option<u16>,
     /// The number of the next work request.
     pub(crate) request: u16,
 }
 
 impl<L: Link> QueuePairs<L> {
-    /// Those of a driver. Their address handle leads to the adapter of this GID.
+    /// Creates two queue pairs of a driver. Their address handle leads to the adapter of this GID.
     pub(crate) fn new(mut driver: Driver<L>, gid: [u8; 16]) -> Self {
         let uar = allocate(&mut driver, Opcode::AllocUar);
         let pd = allocate(&mut driver, Opcode::AllocPd);
@@ -81,17 +81,17 @@ impl<L: Link> QueuePairs<L> {
         }
     }
 
-    /// The number of the queue pair that sends.
+    /// Returns the number of the queue pair that sends.
     pub(crate) fn number(&self) -> u16 {
         self.sides[self.sender].pair.number.get()
     }
 
-    /// The handle of a side's queue pair.
+    /// Returns the handle of a side's queue pair.
     pub(crate) fn handle(&self, side: usize) -> u32 {
         self.sides[side].pair.handle.get()
     }
 
-    /// Takes the queue pair of a side that has had nothing to do back to RESET.
+    /// Takes the queue pair of a side that has been idle back to RESET.
     pub(crate) fn make_idle(&mut self, side: usize) {
         let reset = modify_state(self.handle(side), state::RESET);
         self.driver
@@ -204,7 +204,7 @@ impl<L: Link> QueuePairs<L> {
         self.post(operation, 1, &rest);
     }
 
-    /// The next completion of a side.
+    /// Takes the next completion of a side.
     #[track_caller]
     fn completion(&mut self, side: usize) -> [u8; 16] {
         let start = Instant::now();
@@ -223,7 +223,7 @@ impl<L: Link> QueuePairs<L> {
         entry
     }
 
-    /// The completion of a side that comes `ahead` behind the next one, if it is there.
+    /// Returns the completion of a side that is `ahead` behind the next one, if it is there.
     fn completion_ahead(&self, side: usize, ahead: u32) -> Option<[u8; 16]> {
         let side = &self.sides[side];
         let number = side.completed + ahead;
@@ -239,7 +239,8 @@ impl<L: Link> QueuePairs<L> {
         Some(entry)
     }
 
-    /// How many work requests of the sender have ended, beyond those that [`Self::sent`] has returned.
+    /// Returns the number of the sender's work requests that have ended, beyond those that
+    /// [`Self::sent`] has returned.
     pub(crate) fn ended(&self) -> usize {
         let completions = (0..ENTRIES).map(|ahead| self.completion_ahead(self.sender, ahead));
         completions.take_while(Option::is_some).count()
@@ -250,7 +251,7 @@ impl<L: Link> QueuePairs<L> {
         assert_eq!(self.sent_status(), status as u8, "{status:?}");
     }
 
-    /// How the next work request of the sender ended.
+    /// Returns the status of the sender's next work request.
     #[track_caller]
     pub(crate) fn sent_status(&mut self) -> u8 {
         let (request, status) = self.sent();
@@ -258,7 +259,7 @@ impl<L: Link> QueuePairs<L> {
         status
     }
 
-    /// The number of the next work request of the sender that has ended, and how.
+    /// Returns the number and the status of the sender's next work request that has ended.
     #[track_caller]
     pub(crate) fn sent(&mut self) -> (u16, u8) {
         let completion = self.completion(self.sender);
@@ -322,7 +323,7 @@ pub(crate) fn everything() -> Permissions {
         .with_remote_read(true)
 }
 
-/// The GID of an adapter.
+/// Returns the GID of an adapter.
 pub(crate) fn gid<L: Link>(driver: &mut Driver<L>) -> [u8; 16] {
     use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
     let mut command = FeatureCommand::new_zeroed();
@@ -337,7 +338,8 @@ fn queue_pairs() -> QueuePairs<Local> {
     QueuePairs::new(driver, gid)
 }
 
-/// A message and RDMA in both directions, over page boundaries of a region whose pages are scattered.
+/// A message and RDMA in both directions, across page boundaries of a region whose pages are
+/// scattered.
 pub(crate) fn every_operation_moves_its_bytes<L: Link>(mut driver: Driver<L>) {
     let gid = gid(&mut driver);
     let mut pairs = QueuePairs::new(driver, gid);

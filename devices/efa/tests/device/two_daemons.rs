@@ -22,13 +22,14 @@ use crate::daemon::{client, start};
 use crate::driver::Driver;
 use crate::transfers::{PAGE, QueuePairs, REGION_BYTES, everything, gid};
 
-/// What becomes of a request to an adapter that is gone: the fabric says so, unless the request has waited too long before.
+/// The statuses of a request to an adapter that is gone: the fabric says so, unless the request has
+/// timed out before.
 pub(crate) const GONE: [u8; 2] = [
     CompletionStatus::LocalUnreachableRemote as u8,
     CompletionStatus::LocalUnresponsiveRemote as u8,
 ];
 
-/// A fabric in a thread of its own, until it is dropped.
+/// A fabric in its own thread, until it is dropped.
 struct FabricThread {
     folder: TempDir,
     stop: Option<UnixStream>,
@@ -36,7 +37,7 @@ struct FabricThread {
 }
 
 impl FabricThread {
-    /// One that impairs nothing.
+    /// Starts a fabric that impairs nothing.
     fn start() -> Self {
         Self::with(Vec::new())
     }
@@ -85,7 +86,7 @@ struct End {
     keys: (u32, u32),
 }
 
-/// Two adapters, whose queue pairs lead to each other.
+/// Starts two adapters, whose queue pairs lead to each other.
 fn two(fabric: &FabricThread) -> [End; 2] {
     let daemons = ["fe80::a", "fe80::b"].map(|gid| fabric.daemon(gid));
     let mut drivers = daemons.each_ref().map(|daemon| {
@@ -108,7 +109,7 @@ fn two(fabric: &FabricThread) -> [End; 2] {
     })
 }
 
-/// The first adapter begins an operation on all of the region but its last page.
+/// Begins an operation of the first adapter on all of the region except its last page.
 fn begin(ends: &mut [End; 2], operation: Operation) {
     let [near, far] = ends;
     let length = u32::try_from(REGION_BYTES - PAGE).unwrap();
@@ -134,7 +135,7 @@ fn found(end: &End) -> Vec<u8> {
     data
 }
 
-/// Whether a daemon has mapped the guest memory of the other one's client.
+/// Returns `true` if a daemon has mapped the guest memory of the other one's client.
 fn has_mapped(end: &End, other: &End) -> bool {
     let pid = Pid::as_raw(Some(end.daemon.pid()));
     let maps = format!("/proc/{pid}/maps");
@@ -144,7 +145,7 @@ fn has_mapped(end: &End, other: &End) -> bool {
         .any(|line| line.split_whitespace().nth(4) == Some(&inode))
 }
 
-/// Stops a daemon. It does nothing any more once this returns.
+/// Stops a daemon. Nothing of it runs any more once this returns.
 pub(crate) fn stop(daemon: &Daemon) {
     daemon.signal(Signal::STOP);
     let status = waitpid(Some(daemon.pid()), WaitOptions::UNTRACED);
@@ -152,7 +153,8 @@ pub(crate) fn stop(daemon: &Daemon) {
     assert!(status.stopped(), "{status:?}");
 }
 
-/// Two daemons that have done the operation once, so that they share buffers, and begin it again while the far one is stopped.
+/// Starts two daemons that have done the operation once, so that they share buffers, and that begin
+/// it again while the far one is stopped.
 fn two_amid(operation: Operation) -> (FabricThread, [End; 2]) {
     let fabric = FabricThread::start();
     let mut ends = two(&fabric);
@@ -204,7 +206,7 @@ fn requester_killed_amid_its_transfer_leaves_the_other_at_work() {
     }
 }
 
-/// The driver's statistics of the network.
+/// Returns the driver's network statistics.
 fn network(end: &mut End) -> Network {
     let mut command = GetStats::new_zeroed();
     command.kind = kind::NETWORK;
@@ -215,7 +217,7 @@ fn network(end: &mut End) -> Network {
 #[test]
 fn lost_packets_are_counted_as_sent_again() {
     const WRITES: u64 = 24;
-    // Which packets are lost follows from the seed and their numbers, not from the time.
+    // The lost packets follow from the seed and the packets' numbers, not from the time.
     let fabric = FabricThread::with(vec!["*->* loss=20%".parse().unwrap()]);
     let mut ends = two(&fabric);
     assert_eq!(network(&mut ends[0]), Network::new_zeroed());
@@ -229,7 +231,7 @@ fn lost_packets_are_counted_as_sent_again() {
     let sender = network(&mut ends[0]);
     let again = sender.retransmitted_packets.get();
     assert!(again > 0, "{sender:?}");
-    // One write at a time: each time-out has one packet sent again.
+    // One write at a time: each time-out resends one packet.
     assert_eq!(sender.timeouts.get(), again);
     let bytes = sender.retransmitted_bytes.get();
     assert!(bytes > 1000 * again && bytes < 1100 * again, "{sender:?}");

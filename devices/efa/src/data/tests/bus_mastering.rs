@@ -12,9 +12,9 @@ use super::fixture::{Adapter, PAYLOAD, Post, RAM};
 use crate::memory_bar::Doorbell;
 use crate::objects::{CreateEventCounter, QueuePairKind, QueuePairState};
 
-/// Where memory is that the client must be asked for.
+/// Address of memory that only the client can access.
 const ASKED: u64 = 0x8000_0000;
-/// The word of a counter.
+/// The address of a counter's word.
 const WORD: u64 = PAYLOAD + (3 << 20);
 
 /// A guest that turns bus mastering off as soon as its memory is read.
@@ -32,7 +32,7 @@ impl Upstream for TurnedOff {
     }
 }
 
-/// All of guest RAM.
+/// Returns the content of guest RAM.
 fn image(adapter: &Adapter) -> Vec<u8> {
     adapter.bytes(0, usize::try_from(RAM).unwrap())
 }

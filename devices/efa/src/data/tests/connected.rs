@@ -6,7 +6,7 @@ use peerbar_efa_spec::work::Operation;
 use super::fixture::{Adapter, PAYLOAD, Pair, Post};
 use crate::objects::RegionKeys;
 
-/// The second half of the memory that follows [`PAYLOAD`].
+/// The second half of the memory at [`PAYLOAD`].
 pub(super) const TO: u64 = PAYLOAD + (1 << 20);
 
 pub(super) struct Connected {
@@ -14,12 +14,12 @@ pub(super) struct Connected {
     pub(super) a: Pair,
     pub(super) b: Pair,
     pub(super) handle: u16,
-    /// Of a region of 2 MiB at [`PAYLOAD`].
+    /// The keys of a region of 2 MiB at [`PAYLOAD`].
     pub(super) keys: RegionKeys,
 }
 
 impl Connected {
-    /// Two reliable queue pairs of a new adapter.
+    /// Makes two reliable queue pairs of a new adapter.
     pub(super) fn new() -> Self {
         let mut adapter = Adapter::new();
         let (a, b) = (adapter.reliable(), adapter.reliable());
@@ -38,14 +38,14 @@ impl Connected {
         }
     }
 
-    /// Transfers bytes between [`PAYLOAD`] here and [`TO`] at the second queue pair.
+    /// Returns a transfer between [`PAYLOAD`] here and [`TO`] at the second queue pair.
     pub(super) fn rdma(&self, operation: Operation, length: u32) -> Post {
         let (local, remote) = (self.keys.local, self.keys.remote);
         let (local, remote) = ((local, PAYLOAD, length), (remote, TO, length));
         Post::rdma(operation, &self.b, self.handle, local, remote)
     }
 
-    /// Sends bytes at [`PAYLOAD`] to the second queue pair.
+    /// Returns a send of the bytes at [`PAYLOAD`] to the second queue pair.
     pub(super) fn message(&self, length: u32) -> Post {
         let local = (self.keys.local, PAYLOAD, length);
         Post::send(&self.b, self.handle, &[local])
@@ -56,7 +56,7 @@ impl Connected {
         self.adapter.send(&mut self.a, post);
     }
 
-    /// The numbers and statuses of the first queue pair's new completions.
+    /// Returns the numbers and statuses of the first queue pair's new completions.
     pub(super) fn statuses(&mut self) -> Vec<(u16, CompletionStatus)> {
         self.adapter.statuses(&mut self.a)
     }

@@ -1,4 +1,4 @@
-//! Work requests, queues and memory that are wrong, or go wrong.
+//! Work requests, queues and memory that are invalid, or become so.
 
 use peerbar_efa_spec::completion::{CompletionStatus, QueueType};
 use peerbar_efa_spec::work::{Operation, ReceiveDescriptor, ReceiveKey};
@@ -333,7 +333,8 @@ fn what_is_posted_on_a_pair_in_error_is_flushed() {
     assert_eq!(adapter.statuses(&mut a), [(3, flushed), (12, flushed)]);
 }
 
-/// An adapter, one of its queue pairs, and a message to another one that has no receive, for which it waits without end.
+/// Returns an adapter, one of its queue pairs, and a message to another one that has no receive,
+/// for which the message waits without limit.
 fn sender_without_a_receive() -> (Adapter, Pair, Post) {
     let mut adapter = Adapter::new();
     let (a, b) = (adapter.reliable(), adapter.reliable());
@@ -352,7 +353,7 @@ fn requests_in_progress_never_exceed_their_queue_s_entries() {
         let pair = adapter.path.objects();
         usize::from(pair.queue_pair(a.number).unwrap().send.entries())
     };
-    // A driver that uses the entries again before their requests are over.
+    // A driver that uses the entries again before their requests have ended.
     for _ in 0..entries * 3 {
         adapter.send(&mut a, &post);
         adapter.work();
@@ -435,8 +436,8 @@ fn destroyed_objects_end_what_they_were_used_for() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Any bytes in both queues and any doorbells: each posted send is completed at most once, and nothing is written outside the
-    /// regions and the queues.
+    /// Any bytes in both queues and any doorbells: each posted send is completed at most once, and
+    /// nothing is written outside the regions and the queues.
     #[test]
     fn hostile_queues_neither_hang_nor_write_elsewhere(
         entries in proptest::collection::vec(
@@ -462,7 +463,7 @@ proptest! {
         for (bytes, is_shaped) in &entries {
             let mut bytes = bytes.clone();
             if *is_shaped {
-                // A request that is right but for some of its fields.
+                // A valid request with a few wrong fields.
                 let right = entry(&good, 64);
                 let wrong = usize::from(bytes[0] % 64);
                 let value = bytes[1];
@@ -479,7 +480,7 @@ proptest! {
         }
         prop_assert_eq!(adapter.work(), None, "nothing is left");
         let completions = adapter.poll(&mut a.queue);
-        // What is not signalled is completed if it fails, and counted if not.
+        // A request without a signal is completed if it fails, and otherwise only counted.
         let ok = completions.iter().filter(|it| it.status == CompletionStatus::Ok).count();
         prop_assert!(ok <= signalled);
         let done = adapter.path.statistics();

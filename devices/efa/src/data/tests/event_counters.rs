@@ -1,4 +1,4 @@
-//! Event counters: what user space finds in their words.
+//! Event counters, as user space sees them in their words.
 
 use peerbar_efa_spec::admin::event_counter::QpEvents;
 use peerbar_efa_spec::completion::CompletionStatus as S;
@@ -15,7 +15,8 @@ const WORDS: u64 = PAYLOAD + (3 << 20);
 const REMOTE_READ: usize = 8;
 const REMOTE_WRITE: usize = 9;
 
-/// A counter of these events of a queue pair that has had nothing to do, with its word at this address. Its number.
+/// Creates a counter with its word at this address, and attaches it to these events of a queue pair
+/// that has been idle. Returns its number.
 fn attach(adapter: &Adapter, pair: u16, events: QpEvents, address: u64) -> u16 {
     adapter.set_state(pair, QueuePairState::Reset);
     let create = CreateEventCounter {
@@ -30,7 +31,7 @@ fn attach(adapter: &Adapter, pair: u16, events: QpEvents, address: u64) -> u16 {
     counter
 }
 
-/// A counter of each event of a queue pair.
+/// Attaches a counter to each event of a queue pair.
 fn attach_all(adapter: &Adapter, pair: u16) {
     for bit in 0..10u64 {
         let events = QpEvents::from_bits((1u32 << bit).into());
@@ -38,7 +39,7 @@ fn attach_all(adapter: &Adapter, pair: u16) {
     }
 }
 
-/// The words of those counters.
+/// Returns the words of those counters.
 fn words(adapter: &Adapter) -> [u64; 10] {
     std::array::from_fn(|at| {
         let word = adapter.bytes(WORDS + 8 * at as u64, 8);
@@ -122,7 +123,7 @@ fn transfers_of_another_adapter_count_once(mut it: Two) {
             let (local, remote) = ((from.local, PAYLOAD, bytes), (to.remote, PAYLOAD, bytes));
             let post = it.rdma(operation, local, remote);
             assert_eq!(it.done(&post).status, S::Ok);
-            // One that fails does not count.
+            // A transfer that fails does not count.
             let post = it.rdma(operation, local, (to.remote, PAYLOAD + 2, length));
             assert_ne!(it.done(&post).status, S::Ok);
         }

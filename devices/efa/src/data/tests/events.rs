@@ -10,7 +10,8 @@ use crate::objects::{
     CreateEventQueue, CreateQueuePair, ObjectError, ObjectKind, QueuePairKind, QueuePairState,
 };
 
-/// An adapter with an event queue of that many entries, and two queue pairs; completions of the first are announced.
+/// An adapter with an event queue of that many entries, and two queue pairs. Completions of the
+/// first pair are announced.
 struct Announced {
     adapter: Adapter,
     events: u16,
@@ -51,7 +52,7 @@ impl Announced {
         self.adapter.path.doorbell(uar, doorbell, value.into_bits());
     }
 
-    /// Has the first pair complete a work request, which fails.
+    /// Makes the first pair complete a work request, which fails.
     fn complete(&mut self) {
         let post = Post {
             to: u16::MAX,
@@ -67,7 +68,7 @@ impl Announced {
         self.adapter.work();
     }
 
-    /// The vectors that were raised since the last time.
+    /// Returns the vectors that were raised since the last call.
     fn raised(&self) -> Vec<u16> {
         std::mem::take(&mut *self.adapter.raised.0.lock())
     }
@@ -283,7 +284,7 @@ fn polled_queue_without_a_doorbell_is_never_full() {
 
 #[test]
 fn event_that_cannot_be_written_is_not_forgotten() {
-    // An event queue in memory of its own, which is taken away for a while.
+    // Uses an event queue in separate memory, which is taken away for a while.
     const ADDRESS: u64 = 1 << 30;
     let mut adapter = Adapter::new();
     let create = CreateEventQueue {
@@ -319,7 +320,7 @@ fn event_that_cannot_be_written_is_not_forgotten() {
             Some((fd, 0)),
         )
         .unwrap();
-    // Whatever comes now: another completion, both queues armed once more.
+    // Any later activity: another completion, both queues armed once more.
     it.post(&it.rdma(Operation::RdmaWrite, 1));
     arm(&it);
     it.adapter.work();

@@ -1,4 +1,4 @@
-//! Memory that work requests give to a region, and take away.
+//! Memory that work requests add to a region, and remove.
 
 use peerbar_efa_spec::admin::memory_region::Permissions;
 use peerbar_efa_spec::completion::CompletionStatus as S;
@@ -13,7 +13,7 @@ use super::remote::Two;
 use crate::objects::{RegionKeys, limits};
 
 const PAGE: u64 = 4096;
-/// Where lists of pages are.
+/// Address of the lists of pages.
 const LIST: u64 = PAYLOAD + (3 << 20);
 const INLINE: u8 = 0;
 const DIRECT: u8 = 1;
@@ -23,7 +23,7 @@ fn allocate(adapter: &Adapter, pages: usize) -> RegionKeys {
     objects.allocate_region(adapter.domain, pages).unwrap()
 }
 
-/// An entry that gives memory of this length at [`VIRTUAL`] + [`PAYLOAD`] to a region.
+/// Returns an entry that adds memory of this length at [`VIRTUAL`] + [`PAYLOAD`] to a region.
 fn register(lkey: u32, length: u64, mode: u8, pages: u64) -> FastRegistration {
     FastRegistration {
         lkey: lkey.into(),
@@ -48,7 +48,7 @@ fn invalidate(lkey: u32) -> FastInvalidation {
     }
 }
 
-/// The entry of an operation with this request.
+/// Returns the entry of an operation with this request.
 fn fast(like: &Post, operation: Operation, request: &impl AsRef<[u8]>) -> Vec<u8> {
     let mut bytes = entry(
         &Post {
@@ -79,7 +79,7 @@ impl Connected {
         self.adapter.write_entry(&mut self.a, &entry);
     }
 
-    /// Works; the statuses of all that was posted.
+    /// Runs the worker, and returns the statuses of all posted requests.
     fn ended(&mut self) -> Vec<S> {
         self.adapter.work();
         self.statuses().into_iter().map(|it| it.1).collect()
@@ -93,7 +93,7 @@ fn memory_is_used_by_what_is_posted_behind_its_registration() {
         let (a, b) = (adapter.reliable(), adapter.reliable());
         let mut it = Connected::of(adapter, a, b);
         let keys = allocate(&it.adapter, 3);
-        // Three pages that do not follow each other.
+        // Three pages that are not adjacent.
         let pages = [PAYLOAD + 2 * PAGE, PAYLOAD + 9 * PAGE, PAYLOAD + 4 * PAGE];
         let list = pages.map(u64::to_le_bytes).concat();
         it.adapter.ram.write(LIST, &list).unwrap();

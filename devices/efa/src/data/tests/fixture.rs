@@ -1,4 +1,5 @@
-//! An adapter whose worker the test turns, and user space as rdma-core is: queues in memory, doorbells, completions.
+//! An adapter whose worker the test runs step by step, and user space like rdma-core's: queues in
+//! memory, doorbells, completions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,17 +29,17 @@ use crate::objects::{
 
 pub(super) const GID: Gid = Gid([0xfe; 16]);
 pub(super) const QKEY: u32 = 0x1111_1111;
-/// Bytes of RAM, from bus address 0 on.
+/// Size of RAM, which begins at bus address 0.
 pub(super) const RAM: u64 = 16 << 20;
-/// Entries of each send queue, and of each completion queue.
+/// Number of entries of each send queue, and of each completion queue.
 pub(super) const ENTRIES: u16 = 16;
-/// Descriptors of each receive queue.
+/// Number of descriptors of each receive queue.
 pub(super) const DESCRIPTORS: u16 = 32;
 
-/// Where the queues are in RAM; payload is from [`PAYLOAD`] on.
+/// Address of the queues in RAM. Payload begins at [`PAYLOAD`].
 const QUEUES: u64 = 0x1000;
 pub(super) const PAYLOAD: u64 = 1 << 20;
-/// What user space adds to a bus address: it sees its memory elsewhere.
+/// Offset of user space's addresses to bus addresses.
 pub(super) const VIRTUAL: u64 = 0x7f12_0000_0000;
 
 /// The vectors that were raised.
@@ -57,10 +58,10 @@ impl Interrupts for Raised {
     fn set_pin(&self, _: bool) {}
 }
 
-/// Memory that the client must be asked for.
+/// Memory that only the client can access.
 struct AskedMemory(Mutex<Vec<u8>>);
 
-/// Where it is.
+/// Its address.
 const ASKED: u64 = 0x8000_0000;
 
 impl Upstream for AskedMemory {
@@ -89,7 +90,7 @@ pub(super) struct Adapter {
     pub(super) now: Instant,
     pub(super) uar: u16,
     pub(super) domain: u16,
-    /// Where the next queue goes in RAM.
+    /// The address of the next queue in RAM.
     free: u64,
 }
 
@@ -109,7 +110,7 @@ pub(super) struct CompletionRing {
     pub(super) number: u16,
     address: u64,
     entry_bytes: usize,
-    /// What is consumed is said in the doorbell in memory.
+    /// `true` if the number of consumed entries is told by the doorbell in memory.
     pub(super) is_polled: bool,
     consumed: u32,
 }
@@ -153,7 +154,7 @@ impl Adapter {
         Self::at(GID, seed)
     }
 
-    /// An adapter of this address.
+    /// Makes an adapter of this address.
     pub(super) fn at(gid: Gid, seed: Option<u64>) -> Self {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", RAM).unwrap();
@@ -204,7 +205,7 @@ impl Adapter {
         std::mem::replace(&mut self.worker, other.1)
     }
 
-    /// An address handle that leads to the adapter itself.
+    /// Creates an address handle that leads to the adapter itself.
     pub(super) fn handle(&self) -> u16 {
         self.handle_to(GID)
     }
@@ -217,7 +218,7 @@ impl Adapter {
         self.path.objects().create_address_handle(handle).unwrap()
     }
 
-    /// The bus address of 1 MiB of memory that is not mapped here.
+    /// Returns the bus address of 1 MiB of memory that is not mapped here.
     pub(super) fn asked_memory(&self) -> u64 {
         let (bytes, requester) = (1 << 20, &self.requester);
         requester
@@ -229,7 +230,7 @@ impl Adapter {
         ASKED
     }
 
-    /// RAM for a queue.
+    /// Allocates RAM for a queue.
     fn take_ram(&mut self, bytes: u64) -> u64 {
         let address = self.free;
         self.free = (address + bytes).next_multiple_of(4096);
@@ -265,7 +266,7 @@ impl Adapter {
         }
     }
 
-    /// An event queue with that many entries: its number, and where it is.
+    /// Creates an event queue with that many entries. Returns its number and address.
     pub(super) fn event_queue(&mut self, entries: u16) -> (u16, u64) {
         let address = self.take_ram(u64::from(entries) * 16);
         let create = CreateEventQueue {
@@ -277,7 +278,7 @@ impl Adapter {
         (number, address)
     }
 
-    /// A queue pair that is ready to send, with a completion queue of its own.
+    /// Creates a queue pair that is ready to send, with its own completion queue.
     pub(super) fn pair(&mut self, kind: QueuePairKind) -> Pair {
         let queue = self.completion_queue(None);
         self.pair_with(kind, queue, 64, false)
@@ -287,7 +288,7 @@ impl Adapter {
         self.pair(QueuePairKind::ReliableDatagram)
     }
 
-    /// What a queue pair with its completions in this queue is made of.
+    /// Returns the parameters of a queue pair with its completions in this queue.
     pub(super) fn pair_parameters(&mut self, queue: u16, entry_bytes: u32) -> CreateQueuePair {
         CreateQueuePair {
             kind: QueuePairKind::ReliableDatagram,
@@ -328,7 +329,7 @@ impl Adapter {
         }
     }
 
-    /// Takes a new queue pair to where it sends.
+    /// Makes a new queue pair ready to send.
     pub(super) fn make_ready(&self, number: u16) {
         for state in [
             QueuePairState::Init,
@@ -358,7 +359,8 @@ impl Adapter {
         objects.modify_queue_pair(number, changes).unwrap();
     }
 
-    /// Registers payload memory at this bus address with all rights; user space sees it at [`VIRTUAL`] more.
+    /// Registers payload memory at this bus address with all rights. User space sees it at
+    /// [`VIRTUAL`] plus that address.
     pub(super) fn region(&self, bus: u64, length: u64) -> RegionKeys {
         let access = VerbsAccess {
             local_write: true,
@@ -382,12 +384,12 @@ impl Adapter {
         self.path.objects().register_region(parameters).unwrap()
     }
 
-    /// Writes a work request and rings.
+    /// Writes a work request and rings the doorbell.
     pub(super) fn send(&self, pair: &mut Pair, post: &Post) {
         self.write_entry(pair, &entry(post, pair.entry_bytes));
     }
 
-    /// Writes these bytes as a work request and rings.
+    /// Writes these bytes as a work request and rings the doorbell.
     pub(super) fn write_entry(&self, pair: &mut Pair, entry: &[u8]) {
         let slot = pair.number % limits::QUEUE_PAIRS;
         let at = u64::from(pair.sent % ENTRIES) * pair.entry_bytes as u64;
@@ -427,7 +429,7 @@ impl Adapter {
         pair.received = pair.received.wrapping_add(1);
     }
 
-    /// The part of a turn that comes after the doorbells were taken.
+    /// Runs the part of a turn that follows the taking of doorbells.
     pub(super) fn take_mail(&mut self) {
         let worker = &mut self.worker;
         let mut turn = Turn {
@@ -438,7 +440,8 @@ impl Adapter {
         turn.take_mail();
     }
 
-    /// Turns the worker until it has nothing to do now. When it goes on by itself.
+    /// Runs the worker until it has nothing to do now. Returns the time after which it would
+    /// continue by itself.
     pub(super) fn work(&mut self) -> Option<Duration> {
         for _ in 0..10_000 {
             if let NextTurn::Wait(until) = self.worker.turn(self.now) {
@@ -472,14 +475,14 @@ impl Adapter {
         }
     }
 
-    /// What one completion of this pair says, if there is exactly one.
+    /// Returns the only new completion of this pair.
     pub(super) fn one(&self, pair: &mut Pair) -> Completion {
         let all = self.poll(&mut pair.queue);
         assert_eq!(all.len(), 1, "{all:?}");
         all[0]
     }
 
-    /// The statuses of all completions of this pair, by their numbers.
+    /// Returns the statuses of all completions of this pair, by their numbers.
     pub(super) fn statuses(&self, pair: &mut Pair) -> Vec<(u16, CompletionStatus)> {
         let all = self.poll(&mut pair.queue);
         all.into_iter().map(|it| (it.id, it.status)).collect()
@@ -509,7 +512,7 @@ impl Adapter {
 }
 
 impl Post {
-    /// A send of these buffers: key, bus address and length.
+    /// Makes a send of these buffers: key, bus address and length.
     pub(super) fn send(to: &Pair, handle: u16, local: &[(u32, u64, u32)]) -> Self {
         Self {
             id: 0,
@@ -524,7 +527,7 @@ impl Post {
         }
     }
 
-    /// RDMA between a local and a remote buffer.
+    /// Makes an RDMA request between a local and a remote buffer.
     pub(super) fn rdma(
         operation: Operation,
         to: &Pair,
@@ -544,7 +547,7 @@ impl Post {
     }
 }
 
-/// The entry of a work request.
+/// Returns the entry of a work request.
 pub(super) fn entry(post: &Post, bytes: usize) -> Vec<u8> {
     let count = post.inline.as_ref().map_or(post.local.len(), Vec::len);
     let meta = SendMeta {

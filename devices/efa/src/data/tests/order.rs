@@ -86,7 +86,7 @@ fn seed_decides_the_order_and_each_request_runs_once() {
     assert_eq!(sorted, (0..12).collect::<Vec<_>>());
 }
 
-/// The order in which twelve sends arrive.
+/// Returns the order in which twelve sends arrive.
 fn order_of(seed: Option<u64>) -> Vec<u8> {
     let mut adapter = Adapter::with_seed(seed);
     let (mut a, mut b) = (adapter.reliable(), adapter.reliable());
@@ -154,7 +154,7 @@ fn bad_requests_leave_turns_to_others() {
     };
     let number = adapter.path.objects().create_queue_pair(create).unwrap();
     adapter.make_ready(number);
-    // All entries are zeros, which no request is.
+    // All entries are zeros, which is not a valid request.
     adapter.ring(Doorbell::Send(number % limits::QUEUE_PAIRS), 2048);
     adapter.worker.turn(adapter.now);
     let mut done = 0;

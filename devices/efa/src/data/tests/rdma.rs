@@ -142,7 +142,7 @@ fn access_without_rights_moves_nothing() {
             remote,
             CompletionStatus::LocalInvalidKey,
         ),
-        // Guessed keys, a local key as a remote one, one byte too much.
+        // Guessed keys, a local key used as a remote one, one byte too many.
         (
             Operation::RdmaRead,
             local,

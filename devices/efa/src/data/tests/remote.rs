@@ -17,24 +17,24 @@ pub(super) const A: Gid = Gid([0xa; 16]);
 pub(super) const B: Gid = Gid([0xb; 16]);
 pub(super) const TO: u64 = PAYLOAD + (1 << 20);
 
-/// Requests and datagrams on their way.
+/// Requests and datagrams in transit.
 #[derive(Default)]
 pub(super) struct Air {
     pub(super) flying: Mutex<Vec<(Gid, Arrival)>>,
-    /// How many requests may be under way. `None`: any number.
+    /// Limit of the requests in transit, or `None` if unlimited.
     pub(super) limit: Mutex<Option<usize>>,
-    /// Memory may be shared.
+    /// `true` if memory may be shared.
     pub(super) shares: Mutex<bool>,
 }
 
-/// One adapter's end of it.
+/// One adapter's end of the wire.
 struct End {
     gid: Gid,
     air: Arc<Air>,
     mailbox: Arc<Mailbox>,
 }
 
-/// Ends a request without an answer, unless it is answered.
+/// Ends a request without an answer when dropped, unless it was answered.
 struct Unanswered(Option<(Arc<Mailbox>, Token)>);
 
 impl Drop for Unanswered {
@@ -101,7 +101,7 @@ impl Wire for End {
     }
 }
 
-/// Two adapters with a queue pair each, which have address handles of each other.
+/// Two adapters with a queue pair each, and address handles of each other.
 pub(super) struct Two {
     pub(super) near: Adapter,
     pub(super) far: Adapter,
@@ -145,19 +145,20 @@ impl Two {
         Self::new(QueuePairKind::ReliableDatagram, 1)
     }
 
-    /// Two whose packets come in an order of this seed.
+    /// Makes two adapters whose packets arrive in an order of this seed.
     pub(super) fn of_seed(seed: u64) -> Self {
         Self::new(QueuePairKind::ReliableDatagram, seed)
     }
 
-    /// Two that may share memory.
+    /// Makes two adapters that may share memory.
     pub(super) fn sharing() -> Self {
         let two = Self::reliable();
         *two.air.shares.lock() = true;
         two
     }
 
-    /// Works until nothing is left to do and nothing flies. Time passes where work waits for it.
+    /// Works until nothing is left to do and nothing is in transit. Time passes where work waits
+    /// for it.
     pub(super) fn work(&mut self) {
         for _ in 0..20_000 {
             let waits = [self.near.work(), self.far.work()];
@@ -176,13 +177,14 @@ impl Two {
         panic!("the two do not come to an end");
     }
 
-    /// Whether nothing waits for either of them.
+    /// Returns `true` if nothing waits for either of them.
     pub(super) fn is_idle(&self) -> bool {
         let mut both = [&self.near, &self.far].into_iter();
         both.all(|it| it.path.mailbox.is_empty())
     }
 
-    /// Delivers one of what flies; whether anything did. What leads nowhere is refused.
+    /// Delivers one packet in transit, or refuses it if its destination does not exist. Returns
+    /// `true` if there was one.
     pub(super) fn deliver(&mut self) -> bool {
         let mut flying = self.air.flying.lock();
         if flying.is_empty() {
@@ -242,7 +244,8 @@ fn message_reaches_a_queue_pair_of_another_adapter() {
     }
 }
 
-/// The worker takes the doorbells before what has arrived. Both come in between.
+/// The worker takes the doorbells before the mail. Both the receive and the message arrive in
+/// between.
 #[test]
 fn receive_posted_before_its_message_came_is_found() {
     let mut it = Two::reliable();
@@ -552,7 +555,8 @@ fn without_a_wire_another_adapter_is_unreachable() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Several transfers at once, in any order of their packets: each byte is where it belongs, and nothing else has changed.
+    /// Several transfers at once, with their packets in any order: each byte is where it belongs,
+    /// and nothing else has changed.
     #[test]
     fn transfers_between_adapters_move_their_bytes_once(
         lengths in proptest::collection::vec(0u32..200_000, 1..5),
@@ -611,7 +615,7 @@ fn datagrams_that_wait_refuse_no_reliable_message() {
     let (from, to) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
     it.far.receive(&mut it.b, 1, &[(to.local, TO, 100)]);
     for _ in 0..1024 {
-        // Of any third adapter, to a queue pair that may not even exist.
+        // From any third adapter, to a queue pair that may not even exist.
         it.far.path.mailbox.arrive(Arrival {
             from: Gid([0xc; 16]),
             data: vec![0; 40],
@@ -723,7 +727,7 @@ fn transfer_goes_on_to_the_adapter_where_it_began() {
     );
     it.send(&post);
     it.near.work();
-    // The handle goes, and its number comes back for another adapter.
+    // The handle is destroyed, and its number is reused for another adapter.
     let (domain, handle) = (it.near.domain, it.handle);
     it.near
         .path

@@ -1,4 +1,4 @@
-//! Objects whose numbers and memory are used again.
+//! Objects whose numbers and memory are reused.
 
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_flight::{Event, FlightFile, Level, Recorder};

@@ -1,7 +1,8 @@
-//! A measurement, not a check: how fast adapters move payload on the servers' side, beside a copy of the same size.
+//! A measurement, not a check: the speed at which adapters move payload on the servers' side,
+//! compared with a copy of the same size.
 //!
-//! Beside the time on the clock, which other load of the machine stretches, stands the processor time of the servers' threads: the adapters'
-//! workers and links, and the fabric.
+//! It prints the time on the clock, which other load of the machine lengthens, and the processor
+//! time of the servers' threads: the adapters' workers and links, and the fabric.
 //!
 //! `cargo test --release -p peerbar-efa --lib -- --ignored --nocapture speed`
 
@@ -17,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::fixture::{Adapter, ENTRIES, PAYLOAD, Pair, Post};
 use super::two_adapters::{A, B, TestFabric};
 
-/// Where the memory of two GPUs is on the bus of each adapter, and how much there is of each.
+/// Bus addresses of the memory of two GPUs below each adapter's switch, and its size.
 const VRAM: [u64; 2] = [0x1_0000_0000, 0x2_0000_0000];
 const VRAM_BYTES: u64 = 16 << 20;
 const WRITE: u32 = 1 << 20;
@@ -69,7 +70,7 @@ impl Drop for Running {
     }
 }
 
-/// Time on the clock, and processor time of all threads but this one.
+/// Time on the clock, and processor time of all threads except this one.
 #[derive(Clone, Copy)]
 struct Taken {
     clock: f64,
@@ -87,7 +88,8 @@ fn servers() -> f64 {
     now(ClockId::ProcessCPUTime) - now(ClockId::ThreadCPUTime)
 }
 
-/// Posts as many work requests as there is room for, until all of them are complete; how long that took.
+/// Posts as many work requests as there is room for, until all of them are complete. Returns the
+/// time that this took.
 fn carry_out(adapter: &Adapter, pair: &mut Pair, post: impl Fn(u32) -> Post, count: u32) -> Taken {
     let (start, used) = (Instant::now(), servers());
     let (mut posted, mut done) = (0, 0);
@@ -109,7 +111,7 @@ fn carry_out(adapter: &Adapter, pair: &mut Pair, post: impl Fn(u32) -> Post, cou
     }
 }
 
-/// The best of a few rounds, which other load disturbs least.
+/// Returns the best of a few rounds, which other load disturbs least.
 fn best(mut round: impl FnMut() -> Taken) -> Taken {
     let rounds: Vec<Taken> = (0..ROUNDS).map(|_| round()).collect();
     let least = |of: fn(&Taken) -> f64| rounds.iter().map(of).fold(f64::INFINITY, f64::min);
@@ -119,7 +121,7 @@ fn best(mut round: impl FnMut() -> Taken) -> Taken {
     }
 }
 
-/// MiB of a write for each second.
+/// Returns the MiB of writes per second.
 fn speed(seconds: f64) -> f64 {
     f64::from(WRITES) * f64::from(WRITE) / f64::from(1 << 20) / seconds
 }
@@ -130,7 +132,7 @@ fn addresses(index: u32) -> (u64, u64) {
     (VRAM[0] + offset, VRAM[1] + offset)
 }
 
-/// A copy by this thread, whose processor time stands for the servers'.
+/// Measures copies by this thread, whose processor time stands for the servers'.
 fn copies() -> Taken {
     let bytes = usize::try_from(VRAM_BYTES).unwrap();
     let write = WRITE as usize;
@@ -150,7 +152,8 @@ fn copies() -> Taken {
     })
 }
 
-/// Writes of 1 MiB from the first GPU's memory at one adapter to the second one's at another.
+/// Measures writes of 1 MiB from the first GPU's memory at one adapter to the second GPU's at
+/// another.
 fn writes(near: &Adapter, far: &Adapter, (a, b): (&mut Pair, &Pair), handle: u16) -> Taken {
     let (from, to) = (
         near.region(VRAM[0], VRAM_BYTES),
@@ -164,7 +167,8 @@ fn writes(near: &Adapter, far: &Adapter, (a, b): (&mut Pair, &Pair), handle: u16
     best(|| carry_out(near, a, post, WRITES))
 }
 
-/// Writes of 64 bytes a second, from memory at this address to the same at the other adapter.
+/// Measures 64-byte writes per second, from memory at this address to the same address at the other
+/// adapter.
 fn messages(
     near: &Adapter,
     far: &Adapter,
@@ -178,7 +182,8 @@ fn messages(
     best(|| carry_out(near, a, post, MESSAGES))
 }
 
-/// Writes and messages between queue pairs of these adapters, of which the second may be the first.
+/// Measures writes and messages between queue pairs of two adapters, or of one adapter if `far` is
+/// `None`.
 fn report(what: &str, near: &mut Running, far: Option<&mut Running>, memcpy: Taken) {
     let mut a = near.adapter.reliable();
     let (b, far) = match far {

@@ -1,4 +1,4 @@
-//! Payload that passes between two adapters through slots, and the end of what uses them.
+//! Payload that passes between two adapters through slots, and the end of a slot's users.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,12 +20,13 @@ use super::fixture::{Adapter, PAYLOAD, Post, QKEY, VIRTUAL};
 use super::remote::{A, B, TO, Two};
 use crate::objects::{Gid, QueuePairState};
 
-/// Many parts, the last of them of one byte.
+/// Many parts. The last has one byte.
 const LENGTH: u32 = (2 << 20) + 1;
-/// The first read, whose payload goes in a packet while the buffer is shared.
+/// Length of the first read, whose payload goes in a packet while the buffer is shared.
 const FIRST: u32 = 4097;
 
-/// How many bytes of payload a function has read, or written, and how many of its requests failed.
+/// Returns the bytes of payload that a function has read or written, and the number of its failed
+/// requests.
 fn payload(requester: &Requester, direction: Direction) -> (u64, u64) {
     let counts = requester.counters().snapshot().into_iter();
     let counts =
@@ -35,7 +36,8 @@ fn payload(requester: &Requester, direction: Direction) -> (u64, u64) {
     })
 }
 
-/// Two whose near adapter has shared its buffer, and the post of an operation between a region of each.
+/// Makes two adapters whose near one has shared its buffer, and the post of an operation between a
+/// region of each.
 fn two(operation: Operation) -> (Two, Post) {
     let mut it = Two::sharing();
     let length = u64::from(LENGTH);
@@ -51,7 +53,7 @@ fn two(operation: Operation) -> (Two, Post) {
     (it, post)
 }
 
-/// The same, with the first part of the operation on its way.
+/// Returns the same, with the first part of the operation in transit.
 fn flying(operation: Operation) -> (Two, Post) {
     let (mut it, post) = two(operation);
     it.send(&post);
@@ -65,7 +67,7 @@ fn slots_in_use(adapter: &Adapter) -> Option<usize> {
     adapter.worker.state.staging.slots_in_use(B)
 }
 
-/// Bytes of payload that an adapter has sent in packets, and through slots.
+/// Returns the bytes of payload that an adapter has sent in packets, and through slots.
 fn sent(adapter: &Adapter) -> (u64, u64) {
     let statistics = adapter.path.statistics();
     (statistics.packet_bytes, statistics.staged_bytes)
@@ -376,7 +378,8 @@ fn ask(it: &mut Two, packet: &Packet, payload: &[u8], fds: Vec<OwnedFd>) -> Opti
     answer.lock().take()
 }
 
-/// Has the far adapter take a buffer that this test made, as number 7. Returns `true` if it did.
+/// Offers a buffer that this test made to the far adapter, as number 7. Returns `true` if it takes
+/// the buffer.
 fn share(it: &mut Two, fds: Vec<OwnedFd>) -> bool {
     let answer = ask(it, &Packet::of_adapter(Verb::Share, 7), &[], fds).unwrap();
     decode_answer(&answer).is_ok()
@@ -422,7 +425,7 @@ fn buffer_that_its_owner_shortens_fails_its_own_transfers_alone() {
             let answer = ask(&mut it, &packet, slot.as_bytes(), vec![]).unwrap();
             assert_eq!(decode_answer(&answer), Err(Refusal::NotStaged), "{verb:?}");
         }
-        // The first copy has met zeros in place of the slot, and has written them.
+        // The first copy has read zeros in place of the slot, and has written them.
         let zeros = if verb == Verb::Write { 4096 } else { 0 };
         let now = payload(&it.far.requester, Direction::Write).0;
         assert_eq!(now - written, zeros);
@@ -449,7 +452,8 @@ fn no_other_file_is_taken_for_a_buffer() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Only a slot of the peer's own buffer is read or written, and memory only as far as the packet says.
+    /// Only a slot of the peer's own buffer is read or written, and memory only as far as the
+    /// packet says.
     #[test]
     fn hostile_peer_moves_the_bytes_of_its_own_slot_or_none(
         number in 6u32..9,

@@ -18,7 +18,7 @@ use crate::objects::Gid;
 pub(super) const A: Gid = Gid([0xa; 16]);
 pub(super) const B: Gid = Gid([0xb; 16]);
 const TO: u64 = PAYLOAD + (4 << 20);
-/// Longer than anything here takes on a loaded machine.
+/// Longer than any step here takes on a loaded machine.
 const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// A fabric, until it is dropped.
@@ -73,7 +73,7 @@ fn socket(folder: &Path) -> PathBuf {
     folder.join("fabric.sock")
 }
 
-/// Works on all adapters until the pair, which is the first one's, has that many completions.
+/// Works on all adapters until the pair, which belongs to the first one, has that many completions.
 fn completions(adapters: &mut [&mut Adapter], pair: &mut Pair, count: usize) -> Vec<Completion> {
     let start = Instant::now();
     let mut all = Vec::new();
@@ -136,8 +136,8 @@ fn bad_fabric_loses_no_transfer_and_doubles_no_message() {
     assert_eq!(far.poll(&mut b.queue).len(), 10, "each message once");
 }
 
-/// A write and a read of many parts, each to a range of its own: how many bytes of payload each adapter sent in packets, and how many
-/// through slots.
+/// Runs a write and a read of many parts, each to its own range. Returns the bytes of payload that
+/// each adapter sent in packets, and through slots.
 fn packets_and_slots(rule: &str) -> [(u64, u64); 2] {
     const LENGTH: u32 = (2 << 20) + 1;
 
