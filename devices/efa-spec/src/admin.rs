@@ -1,8 +1,8 @@
-//! The admin queue: its entries (efa_admin_defs.h), and the commands in them by what they are about
+//! The admin queue: its entries (efa_admin_defs.h), and the commands in them by subject
 //! (efa_admin_cmds_defs.h).
 //!
-//! A command is a header of 4 bytes, or 12 in an entry of 128 bytes, and a payload. An answer is a header of 8 bytes and
-//! a payload. The payloads are the structs of the modules.
+//! A command is a header of 4 bytes, or 12 in an entry of 128 bytes, and a payload. An answer is a
+//! header of 8 bytes and a payload. The payloads are the structs of the modules.
 
 pub mod completion_queue;
 pub mod event_counter;
@@ -22,12 +22,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const ENTRY_BYTES: usize = 64;
 /// Length of an entry of the admin submission queue with a checksum (`efa_admin_aq_entry_v2`).
 pub const WIDE_ENTRY_BYTES: usize = 128;
-/// Length of the payload of a command, in an entry of either length: no command has more.
+/// Length of the payload of a command. It is the same in entries of either length.
 pub const PAYLOAD_BYTES: usize = ENTRY_BYTES - size_of::<SubmissionHeader>();
 /// Length of the payload of an answer.
 pub const ANSWER_BYTES: usize = ENTRY_BYTES - size_of::<CompletionHeader>();
 
-/// What a command asks for (`efa_admin_aq_opcode`).
+/// The operation of a command (`efa_admin_aq_opcode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Opcode {
@@ -35,7 +35,7 @@ pub enum Opcode {
     CreateQp = 1,
     /// Changes the state or attributes of a queue pair.
     ModifyQp = 2,
-    /// Asks for the state and attributes of a queue pair.
+    /// Queries the state and attributes of a queue pair.
     QueryQp = 3,
     /// Removes a queue pair.
     DestroyQp = 4,
@@ -51,11 +51,11 @@ pub enum Opcode {
     CreateCq = 9,
     /// Removes a completion queue.
     DestroyCq = 10,
-    /// Asks for a feature.
+    /// Reads a feature.
     GetFeature = 11,
     /// Sets a feature.
     SetFeature = 12,
-    /// Asks for statistics.
+    /// Reads statistics.
     GetStats = 13,
     /// Makes a protection domain.
     AllocPd = 14,
@@ -71,22 +71,22 @@ pub enum Opcode {
     DestroyEq = 19,
     /// Makes a memory region for fast registration.
     AllocMr = 20,
-    /// Something of the maker's own.
+    /// A vendor-specific command.
     Service = 21,
     /// Makes an event counter.
     CreateEventCounter = 25,
     /// Removes an event counter.
     DestroyEventCounter = 26,
-    /// Has an event counter count events of a queue pair.
+    /// Attaches an event counter to events of a queue pair.
     AttachEventCounter = 27,
     /// Sets an event counter, or adds to it.
     ModifyEventCounter = 28,
-    /// Has an event counter no longer count events of a queue pair.
+    /// Detaches an event counter from events of a queue pair.
     DetachEventCounter = 29,
 }
 
 impl Opcode {
-    /// The opcode of this number. `None` if there is none.
+    /// Returns the opcode of this number, or `None` if there is none.
     pub fn of(number: u8) -> Option<Self> {
         let known = [
             Self::CreateQp,
@@ -120,25 +120,26 @@ impl Opcode {
     }
 }
 
-/// How a command ended (`efa_admin_aq_completion_status`).
+/// The status of a command (`efa_admin_aq_completion_status`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// It did what it asked for.
+    /// It succeeded.
     Success = 0,
-    /// There is no room for what it would make. Linux' driver makes ENOMEM of it.
+    /// There is no room for the object that it would make. Linux' driver returns ENOMEM.
     ResourceAllocationFailure = 1,
-    /// Its opcode has no meaning.
+    /// Its opcode is undefined.
     BadOpcode = 2,
-    /// Its opcode has a meaning, which this device does not have. EOPNOTSUPP.
+    /// Its opcode is defined, but this device does not support it. Linux' driver returns
+    /// EOPNOTSUPP.
     UnsupportedOpcode = 3,
     /// Its entry is damaged: phase, checksum or reserved bits are wrong.
     MalformedRequest = 4,
-    /// It names something that does not exist or is not allowed. EINVAL.
+    /// It names something that does not exist or is not allowed. Linux' driver returns EINVAL.
     IllegalParameter = 5,
-    /// The device could not do it.
+    /// The device could not execute it.
     UnknownError = 6,
-    /// What it would remove is in use.
+    /// The object that it would remove is in use.
     ResourceBusy = 7,
 }
 
@@ -150,7 +151,7 @@ pub struct CommandFlags {
     pub phase: bool,
     /// The payload has the address of a control buffer.
     pub control_data: bool,
-    /// That address is one of a list of pages.
+    /// That address is the address of a list of pages.
     pub control_data_indirect: bool,
     #[bits(5)]
     __: u8,
@@ -174,7 +175,7 @@ pub struct SubmissionHeader {
 pub struct WideSubmissionHeader {
     /// As in a short entry.
     pub common: SubmissionHeader,
-    /// [`checksum`] of the entry, in which this field is 0.
+    /// [`checksum`] of the entry, computed with this field set to 0.
     pub checksum: U16,
     /// Version of the payload.
     pub payload_version: u8,
@@ -196,13 +197,13 @@ pub struct CompletionHeader {
     pub status: u8,
     /// Bit 0: changes from one round of the queue to the next; 1 in the first.
     pub phase: u8,
-    /// [`checksum`] of the entry, in which this field is 0.
+    /// [`checksum`] of the entry, computed with this field set to 0.
     pub checksum: U16,
     /// Zero.
     pub reserved: U16,
 }
 
-/// CRC-16 of an entry: polynomial 8005h, reflected, initial value and final XOR FFFFh.
+/// Returns the CRC-16 of an entry: polynomial 8005h, reflected, initial value and final XOR FFFFh.
 pub fn checksum(entry: &[u8]) -> u16 {
     const REFLECTED: u16 = 0xa001;
     let mut crc = 0xffff;
@@ -232,7 +233,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// The address.
+    /// Returns the address.
     pub fn get(&self) -> u64 {
         u64::from(self.high.get()) << 32 | u64::from(self.low.get())
     }
@@ -248,7 +249,8 @@ impl From<u64> for Address {
     }
 }
 
-/// Where the data of a command is, or the next part of a list of pages (`efa_admin_ctrl_buff_info`).
+/// Location of a command's data, or of the next part of a list of pages
+/// (`efa_admin_ctrl_buff_info`).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -256,7 +258,7 @@ impl From<u64> for Address {
 pub struct ControlBuffer {
     /// Length in bytes.
     pub length: U32,
-    /// Where it is.
+    /// Address.
     pub address: Address,
 }
 

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const ENTRY_BYTES: usize = size_of::<ReceiveCompletion>();
 /// Length of an extended entry (`efa_io_rx_cdesc_ex`).
 pub const EXTENDED_ENTRY_BYTES: usize = size_of::<ExtendedCompletion>();
-/// The address handle of a sender that has none.
+/// The address handle in completions from a sender without one.
 pub const NO_ADDRESS_HANDLE: u16 = 0xffff;
 
 /// The outcome of a work request (`efa_io_comp_status`).
@@ -18,13 +18,13 @@ pub const NO_ADDRESS_HANDLE: u16 = 0xffff;
 pub enum CompletionStatus {
     /// It succeeded.
     Ok = 0,
-    /// It was not carried out, as its queue pair is in error or going away.
+    /// It was not executed, since its queue pair is in error or being destroyed.
     Flushed = 1,
     /// The queue pair itself failed.
     LocalQueuePair = 2,
-    /// The adapter does not have this operation.
+    /// The adapter does not support this operation.
     LocalUnsupportedOperation = 3,
-    /// There is no such address handle in the queue pair's protection domain.
+    /// The queue pair's protection domain has no such address handle.
     LocalInvalidAddressHandle = 4,
     /// A local buffer is not in the memory region of its key, or the region does not permit it.
     LocalInvalidKey = 5,
@@ -32,9 +32,9 @@ pub enum CompletionStatus {
     LocalBadLength = 6,
     /// A remote buffer is not in the memory region of its key, or the region does not permit it.
     RemoteBadAddress = 7,
-    /// The remote side gave the transfer up.
+    /// The remote side aborted the transfer.
     RemoteAbort = 8,
-    /// There is no such queue pair, or it does not receive.
+    /// The queue pair does not exist, or does not receive.
     RemoteBadQueuePair = 9,
     /// The remote side had no receive posted.
     RemoteNotReady = 10,
@@ -44,7 +44,7 @@ pub enum CompletionStatus {
     RemoteBadStatus = 12,
     /// The remote side does not answer any more.
     LocalUnresponsiveRemote = 13,
-    /// The remote side has no address handle of this adapter, which RDMA takes.
+    /// The remote side has no address handle of this adapter, which RDMA requires.
     RemoteUnknownPeer = 14,
     /// The remote side has never answered.
     LocalUnreachableRemote = 15,
@@ -74,7 +74,7 @@ impl CompletionStatus {
         Self::RemoteFeatureMismatch,
     ];
 
-    /// The status of this number. `None` if there is none.
+    /// Returns the status of this number, or `None` if there is none.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|it| *it as u8 == number)
     }
@@ -99,12 +99,13 @@ pub struct CompletionFlags {
     /// Number of a [`QueueType`].
     #[bits(2)]
     pub queue_type: u8,
-    /// There are immediate data; of a receive queue only.
+    /// Immediate data is present. Only in completions of a receive queue.
     pub has_immediate: bool,
     /// Number of an [`Operation`](crate::work::Operation).
     #[bits(3)]
     pub operation: u8,
-    /// No receive was consumed: the completion of an RDMA write with immediate data on a queue pair that wants it so.
+    /// No receive was consumed: the completion belongs to an RDMA write with immediate data, on a
+    /// queue pair that was created for this.
     pub unsolicited: bool,
 }
 
@@ -116,7 +117,7 @@ pub struct CompletionCommon {
     pub req_id: U16,
     /// Number of a [`CompletionStatus`].
     pub status: u8,
-    /// What is completed.
+    /// Description of the completion.
     pub flags: CompletionFlags,
     /// Number of the local queue pair.
     pub qp_num: U16,
@@ -126,9 +127,9 @@ pub struct CompletionCommon {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SendCompletion {
-    /// What all completions have.
+    /// Common part of all completions.
     pub common: CompletionCommon,
-    /// The rest of a number of 64 bits.
+    /// Upper part of a number of 64 bits.
     pub req_id_ex: [U16; 3],
     /// Zero.
     pub reserved: [u8; 4],
@@ -138,7 +139,7 @@ pub struct SendCompletion {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReceiveCompletion {
-    /// What all completions have.
+    /// Common part of all completions.
     pub common: CompletionCommon,
     /// Bytes that were received, lower half.
     pub length: U16,
@@ -146,7 +147,7 @@ pub struct ReceiveCompletion {
     pub ah: U16,
     /// Number of the sender's queue pair.
     pub src_qp_num: U16,
-    /// Immediate data, if there are any.
+    /// Immediate data, if present.
     pub immediate: U32,
 }
 
@@ -156,8 +157,9 @@ pub struct ReceiveCompletion {
 pub struct ExtendedCompletion {
     /// The short entry.
     pub base: ReceiveCompletion,
-    /// Of an RDMA write, in the first two bytes: bytes that were received, upper half. Of a sender without an address handle,
-    /// if the queue wants it: the sender's address.
+    /// For an RDMA write, the first two bytes contain the upper half of the number of received
+    /// bytes. For a sender without an address handle, if the queue requests it: the sender's
+    /// address.
     pub extension: [u8; 16],
 }
 
@@ -165,15 +167,15 @@ pub struct ExtendedCompletion {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct CompletionDoorbell {
-    /// How many entries user space has consumed, modulo 2^16.
+    /// Number of entries that user space has consumed, modulo 2^16.
     #[bits(16)]
     pub consumer_index: u16,
     #[bits(13)]
     __: u16,
-    /// How many events user space has taken, modulo 4.
+    /// Number of events that user space has taken, modulo 4.
     #[bits(2)]
     pub command_sn: u8,
-    /// An event is wanted for the next completion.
+    /// Requests an event for the next completion.
     pub arm: bool,
 }
 
@@ -184,7 +186,7 @@ pub const EVENT_BYTES: usize = size_of::<EventEntry>();
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct EventEntry {
-    /// What has happened.
+    /// Description of the event.
     pub common: EventCommon,
     /// Zero.
     pub reserved: U32,

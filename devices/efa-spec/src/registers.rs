@@ -1,5 +1,5 @@
-//! The registers in BAR0 (efa_regs_defs.h), and how they are read without a read on the bus: the driver writes which
-//! register it wants, and the device writes the answer to the driver's memory.
+//! The registers in BAR0 (efa_regs_defs.h), and their readless access: the driver writes the number
+//! of the register that it wants, and the device writes the answer to the driver's memory.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
@@ -25,7 +25,7 @@ pub mod offset {
     pub const ACQ_BASE_HI: u64 = 0x24;
     /// Admin completion queue, see [`EventQueueCaps`](super::EventQueueCaps).
     pub const ACQ_CAPS: u64 = 0x28;
-    /// Doorbell of the admin submission queue: how many commands the driver has submitted.
+    /// Doorbell of the admin submission queue: number of commands that the driver has submitted.
     pub const AQ_PROD_DB: u64 = 0x2c;
     /// Asynchronous event queue, see [`EventQueueCaps`](super::EventQueueCaps).
     pub const AENQ_CAPS: u64 = 0x34;
@@ -33,7 +33,7 @@ pub mod offset {
     pub const AENQ_BASE_LO: u64 = 0x38;
     /// Asynchronous event queue, upper half of its address.
     pub const AENQ_BASE_HI: u64 = 0x3c;
-    /// Doorbell of the asynchronous event queue: how many events the driver has consumed.
+    /// Doorbell of the asynchronous event queue: number of events that the driver has consumed.
     pub const AENQ_CONS_DB: u64 = 0x40;
     /// Interrupt mask, see [`InterruptMask`](super::InterruptMask).
     pub const INTR_MASK: u64 = 0x4c;
@@ -43,13 +43,13 @@ pub mod offset {
     pub const DEV_STS: u64 = 0x58;
     /// Request to read a register, see [`ReadRequest`](super::ReadRequest).
     pub const MMIO_REG_READ: u64 = 0x5c;
-    /// Where answers to such requests go, lower half of the address.
+    /// Address of answers to such requests, lower half.
     pub const MMIO_RESP_LO: u64 = 0x60;
-    /// Where answers to such requests go, upper half of the address.
+    /// Address of answers to such requests, upper half.
     pub const MMIO_RESP_HI: u64 = 0x64;
     /// Doorbell of the event queues, see [`EventQueueDoorbell`](super::EventQueueDoorbell).
     pub const EQ_DB: u64 = 0x68;
-    /// Where the registers end.
+    /// End of the registers.
     pub const END: u64 = 0x6c;
 }
 
@@ -78,20 +78,20 @@ pub struct ControllerVersion {
     pub implementation: u8,
 }
 
-/// What the device can do, and how long the driver waits for it.
+/// Capabilities of the device, and the driver's time limits.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Capabilities {
     /// Queues must be physically contiguous.
     pub contiguous_queue_required: bool,
-    /// How long a step of a reset may take, in units of 100 ms. Never 0.
+    /// Time limit of a step of a reset, in units of 100 ms. Never 0.
     #[bits(5)]
     pub reset_timeout: u8,
     #[bits(2)]
     __: u8,
-    /// How many bits of an address DMA uses, 32 to 64.
+    /// Number of address bits that DMA uses, 32 to 64.
     pub dma_address_width: u8,
-    /// How long an admin command may take, in units of 100 ms; 0 is 30 s.
+    /// Time limit of an admin command, in units of 100 ms; 0 means 30 s.
     #[bits(4)]
     pub admin_command_timeout: u8,
     #[bits(12)]
@@ -102,7 +102,7 @@ pub struct Capabilities {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AdminQueueCaps {
-    /// How many entries it has, a power of two.
+    /// Number of entries, a power of two.
     pub depth: u16,
     /// Length of an entry in bytes.
     pub entry_size: u16,
@@ -112,15 +112,15 @@ pub struct AdminQueueCaps {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct EventQueueCaps {
-    /// How many entries it has, a power of two.
+    /// Number of entries, a power of two.
     pub depth: u16,
     /// Length of an entry in bytes.
     pub entry_size: u8,
-    /// MSI-X vector that is raised once there are new entries.
+    /// MSI-X vector that is raised when there are new entries.
     pub vector: u8,
 }
 
-/// Whether the admin queues interrupt.
+/// Interrupt mask of the admin queues.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct InterruptMask {
@@ -140,32 +140,32 @@ pub struct DeviceControl {
     pub aq_restart: bool,
     #[bits(26)]
     __: u32,
-    /// Why the driver resets, a [`ResetReason`].
+    /// Reason for the reset, a [`ResetReason`].
     #[bits(4)]
     pub reset_reason: u8,
 }
 
-/// Why a driver resets the device (efa_regs_defs.h, `efa_regs_reset_reason_types`).
+/// Reason why a driver resets the device (efa_regs_defs.h, `efa_regs_reset_reason_types`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ResetReason {
-    /// It starts or ends.
+    /// The driver starts or ends.
     Normal = 0,
     /// No keep-alive event came in time.
     KeepAliveTimeout = 1,
     /// An admin command was not completed in time.
     AdminTimeout = 2,
-    /// It could not set the device up.
+    /// The driver could not set up the device.
     InitError = 3,
-    /// It is in a state that cannot be.
+    /// The driver is in an invalid state.
     DriverInvalidState = 4,
-    /// The operating system asks for it.
+    /// The operating system requests it.
     OsTrigger = 5,
     /// The system shuts down.
     Shutdown = 6,
-    /// The user asks for it.
+    /// The user requests it.
     UserTrigger = 7,
-    /// Any other.
+    /// Any other reason.
     Generic = 8,
 }
 
@@ -179,7 +179,7 @@ pub struct DeviceStatus {
     pub aq_restart_in_progress: bool,
     /// The admin queue has been restarted.
     pub aq_restart_finished: bool,
-    /// A reset is in progress: it was asked for and not ended yet.
+    /// A reset is in progress: it was requested and has not ended yet.
     pub reset_in_progress: bool,
     /// A reset has ended.
     pub reset_finished: bool,
@@ -220,7 +220,7 @@ pub struct EventQueueDoorbell {
     pub queue: u16,
     #[bits(15)]
     __: u16,
-    /// The queue may interrupt once more.
+    /// Allows the queue to interrupt once more.
     pub arm: bool,
 }
 

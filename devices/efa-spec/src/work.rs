@@ -1,5 +1,5 @@
-//! Work requests (efa_io_defs.h): what user space writes into a send queue, which is memory of the device, and into a receive
-//! queue, which is memory of the host.
+//! Work requests (efa_io_defs.h), which user space writes into a send queue, in memory of the
+//! device, and into a receive queue, in memory of the host.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -11,18 +11,18 @@ use crate::admin::memory_region::Permissions;
 pub const SEND_ENTRY_BYTES: usize = 64;
 /// Length of the entries of a send queue with long inline data (`efa_io_tx_wqe_128`).
 pub const LONG_SEND_ENTRY_BYTES: usize = 128;
-/// Bytes of inline data that fit into a short entry, by a send only.
+/// Bytes of inline data that fit into a short entry. For sends only.
 pub const INLINE_BYTES: usize = 32;
 /// Bytes of inline data that fit into a long entry.
 pub const LONG_INLINE_BYTES: usize = 80;
-/// How many buffers a send names at most.
+/// Maximum number of buffers of a send.
 pub const SEND_BUFFERS: usize = 2;
-/// How many local buffers an RDMA request names at most.
+/// Maximum number of local buffers of an RDMA request.
 pub const RDMA_BUFFERS: usize = 1;
 /// Length of a descriptor of a receive queue.
 pub const RECEIVE_DESCRIPTOR_BYTES: usize = size_of::<ReceiveDescriptor>();
 
-/// What a work request asks for (`efa_io_send_op_type`).
+/// The operation of a work request (`efa_io_send_op_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
@@ -32,14 +32,14 @@ pub enum Operation {
     RdmaRead = 1,
     /// Writes remote memory.
     RdmaWrite = 2,
-    /// Gives memory to a region that was allocated for it.
+    /// Adds memory to a region that was allocated for it.
     FastRegister = 3,
-    /// Takes the memory away again.
+    /// Removes the memory again.
     FastInvalidate = 4,
 }
 
 impl Operation {
-    /// The operation of this number. `None` if there is none.
+    /// Returns the operation of this number, or `None` if there is none.
     pub fn from_number(number: u8) -> Option<Self> {
         match number {
             0 => Some(Self::Send),
@@ -58,19 +58,19 @@ impl Operation {
 pub struct SendMeta {
     /// Number that the completion repeats.
     pub req_id: U16,
-    /// What is asked for.
+    /// Its operation.
     pub control: SendControl,
-    /// How it is asked for.
+    /// Its flags.
     pub flags: SendFlags,
     /// Number of the destination's queue pair.
     pub dest_qp_num: U16,
-    /// Bytes of inline data, or else how many buffers there are.
+    /// Bytes of inline data, or otherwise the number of buffers.
     pub length: U16,
-    /// Immediate data, if there are any.
+    /// Immediate data, if present.
     pub immediate_data: U32,
     /// Address handle of the destination.
     pub ah: U16,
-    /// Hints on how to process the request. Any value is possible.
+    /// Hints for processing the request. Any value is valid.
     pub hints: u8,
     /// Not used.
     pub reserved: u8,
@@ -78,7 +78,7 @@ pub struct SendMeta {
     pub qkey: U32,
     /// Not used.
     pub reserved2: [u8; 6],
-    /// The rest of a number of 64 bits, which the completion repeats.
+    /// Upper part of a number of 64 bits, which the completion repeats.
     pub req_id_ex: [U16; 3],
 }
 
@@ -89,9 +89,9 @@ pub struct SendControl {
     /// Number of an [`Operation`].
     #[bits(4)]
     pub operation: u8,
-    /// There are immediate data.
+    /// Immediate data is present.
     pub has_immediate: bool,
-    /// The data are in the entry.
+    /// The data is in the entry.
     pub is_inline: bool,
     /// Zero.
     pub meta_extension: bool,
@@ -111,7 +111,7 @@ pub struct SendFlags {
     pub first: bool,
     /// Last descriptor of the request: always set.
     pub last: bool,
-    /// A completion is wanted.
+    /// Requests a completion.
     pub completion: bool,
     #[bits(3)]
     __: u8,
@@ -145,15 +145,15 @@ pub struct RemoteBuffer {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FastRegistration {
-    /// Local key, with other lowest 8 bits than before.
+    /// Local key, whose lowest 8 bits differ from those before.
     pub lkey: U32,
-    /// What may be done to the memory.
+    /// Permitted accesses to the memory.
     pub permissions: Permissions,
     /// Pages and their list.
     pub flags: FastRegistrationFlags,
     /// Zero.
     pub reserved: [u8; 2],
-    /// Address of the region as work requests have it.
+    /// Address of the region in work requests.
     pub iova: U64,
     /// Length in bytes.
     pub length: U64,
@@ -165,16 +165,16 @@ pub struct FastRegistration {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct FastRegistrationFlags {
-    /// A page has this power of two of bytes.
+    /// Page size, as a power of two.
     #[bits(5)]
     pub page_shift: u8,
-    /// 0: there is one page, whose address is given. 1: a list of pages is given.
+    /// 0: `pages` is the address of the only page. 1: it is the address of a list of pages.
     #[bits(2)]
     pub list_mode: u8,
     pub reserved: bool,
 }
 
-/// Which region is invalidated (`efa_io_fast_mr_inv_req`), behind [`SendMeta`].
+/// The region to invalidate (`efa_io_fast_mr_inv_req`), behind [`SendMeta`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FastInvalidation {
@@ -184,7 +184,7 @@ pub struct FastInvalidation {
     pub reserved: [u8; 28],
 }
 
-/// The bits of a key in a descriptor that count; the others have other meanings or none.
+/// The bits of a descriptor that hold a key. The others have other meanings or none.
 pub const LOCAL_KEY_MASK: u32 = 0x00ff_ffff;
 
 /// A descriptor of a receive queue (`efa_io_rx_desc`). A receive work request is one or several of them.
@@ -193,11 +193,11 @@ pub const LOCAL_KEY_MASK: u32 = 0x00ff_ffff;
 pub struct ReceiveDescriptor {
     /// Address of the buffer, as its region was registered.
     pub address: U64,
-    /// Number that the completion repeats. That of the first descriptor counts.
+    /// Number that the completion repeats. The first descriptor's is used.
     pub req_id: U16,
     /// Length of the buffer in bytes.
     pub length: U16,
-    /// Key, and whether it is the first or the last of its request.
+    /// Key, and flags of the first and the last descriptor of a request.
     pub key: ReceiveKey,
 }
 

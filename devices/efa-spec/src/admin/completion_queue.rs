@@ -12,7 +12,7 @@ use super::Address;
 pub struct CqCaps1 {
     #[bits(5)]
     pub reserved_low: u8,
-    /// It has events, in an event queue. Otherwise it is polled.
+    /// The queue sends events to an event queue. Otherwise it is polled.
     pub interrupts: bool,
     /// Its address is an IOVA of a memory region.
     pub is_virtual: bool,
@@ -23,12 +23,14 @@ pub struct CqCaps1 {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct CqCaps2 {
-    /// Length of an entry in words of 4 bytes: 4 or 8. Five bits hold no more than 31, so 124 bytes.
+    /// Length of an entry in words of 4 bytes: 4 or 8. The five bits hold at most 31, which is 124
+    /// bytes.
     #[bits(5)]
     pub entry_words: u8,
-    /// Completions of messages from unknown senders have the sender's GID. Needs entries of 8 words.
+    /// Completions of messages from unknown senders contain the sender's GID. Requires entries of 8
+    /// words.
     pub source_address: bool,
-    /// Completions of sends have work request numbers of 64 bits.
+    /// Completions of sends contain work request numbers of 64 bits.
     pub wide_request_id: bool,
     pub reserved: bool,
 }
@@ -43,21 +45,21 @@ pub struct CreateCq {
     pub caps_2: CqCaps2,
     /// Entries of each of its parts, a power of two.
     pub depth: U16,
-    /// Event queue of its events.
+    /// Event queue for its events.
     pub eq: U16,
     /// Zero.
     pub reserved: U16,
-    /// Where it is.
+    /// Its address.
     pub address: Address,
     /// Key of its memory region, if its address is an IOVA.
     pub key: U32,
-    /// How many parts it has.
+    /// Number of its parts.
     pub parts: U16,
     /// User access region.
     pub uar: U16,
 }
 
-/// Answer of Create CQ (`efa_admin_create_cq_resp`).
+/// Answer to Create CQ (`efa_admin_create_cq_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CreatedCq {
@@ -67,7 +69,7 @@ pub struct CreatedCq {
     pub depth: U16,
     /// Offset of its doorbell in the BAR of the doorbells.
     pub doorbell: U32,
-    /// Bit 0: the doorbell is valid. Always set if it has events.
+    /// Bit 0: the doorbell is valid. Always set if the queue has events.
     pub flags: U32,
 }
 

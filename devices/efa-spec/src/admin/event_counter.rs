@@ -1,17 +1,18 @@
-//! Event counters: words in a driver's memory that count what happens to queue pairs.
+//! Event counters: words in a driver's memory that count events of queue pairs.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a counter is attached to (`efa_admin_event_counter_attach_type`): events of a queue pair.
+/// The object that a counter is attached to (`efa_admin_event_counter_attach_type`): events of a
+/// queue pair.
 pub const QP_EVENTS: u8 = 0;
 
 /// Changes of a counter (`efa_admin_event_counter_modify_ops`).
 pub mod operation {
-    /// It gets the value.
+    /// Sets the value.
     pub const SET: u8 = 0;
-    /// The value is added to it.
+    /// Adds the value.
     pub const ADD: u8 = 1;
 }
 
@@ -27,11 +28,11 @@ pub struct CreateEventCounter {
     pub address: U64,
 }
 
-/// Answer of Create Event Counter (`efa_admin_create_event_counter_resp`).
+/// Answer to Create Event Counter (`efa_admin_create_event_counter_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CreatedEventCounter {
-    /// What later commands name it by.
+    /// Name of the counter in later commands.
     pub handle: U32,
     /// Zero.
     pub reserved: U32,
@@ -45,7 +46,7 @@ pub struct DestroyEventCounter {
     pub handle: U32,
 }
 
-/// Which events of a queue pair are counted.
+/// The events of a queue pair that are counted.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct QpEvents {
@@ -94,13 +95,13 @@ impl QpEvents {
 pub struct AttachEventCounter {
     /// The handle of the counter.
     pub handle: U32,
-    /// To what: [`QP_EVENTS`].
+    /// Type of the object: [`QP_EVENTS`].
     pub attach_type: u8,
     /// Zero.
     pub reserved: [u8; 3],
     /// Handle of the queue pair.
     pub qp: U32,
-    /// Which of its events.
+    /// The events.
     pub events: QpEvents,
 }
 

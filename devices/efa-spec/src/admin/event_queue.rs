@@ -1,5 +1,6 @@
-//! How event queues are made (efa_admin_cmds_defs.h); their entries are [`EventEntry`](crate::completion::EventEntry). The
-//! entries of the asynchronous event queue (efa_admin_defs.h).
+//! Commands for event queues (efa_admin_cmds_defs.h), whose entries are
+//! [`EventEntry`](crate::completion::EventEntry), and the entries of the asynchronous event queue
+//! (efa_admin_defs.h).
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,15 +11,15 @@ use super::Address;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CreateEq {
-    /// How many entries it has, a power of two.
+    /// Number of entries, a power of two.
     pub depth: U16,
-    /// MSI-X vector that is raised once there are new entries.
+    /// MSI-X vector that is raised when there are new entries.
     pub vector: u8,
     /// Bits 4:0: length of an entry in words of 4 bytes.
     pub entry_words: u8,
-    /// Where it is.
+    /// Address of the entries.
     pub address: Address,
-    /// Which events it takes, see [`COMPLETION_EVENTS`].
+    /// Events that it accepts, see [`COMPLETION_EVENTS`].
     pub events: U32,
     /// Zero.
     pub reserved: U32,
@@ -27,8 +28,8 @@ pub struct CreateEq {
 /// Bit of [`CreateEq::events`]: events of completion queues.
 pub const COMPLETION_EVENTS: u32 = 1;
 
-/// The number of an event queue: the answer of Create EQ and the payload of Destroy EQ (`efa_admin_create_eq_resp`,
-/// `efa_admin_destroy_eq_cmd`).
+/// The number of an event queue: the answer to Create EQ and the payload of Destroy EQ
+/// (`efa_admin_create_eq_resp`, `efa_admin_destroy_eq_cmd`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct EqNumber {
@@ -38,7 +39,8 @@ pub struct EqNumber {
     pub reserved: U16,
 }
 
-/// Group of an asynchronous event (`efa_admin_aenq_group`); also the number of its bit in a mask of groups.
+/// Group of an asynchronous event (`efa_admin_aenq_group`), which is also the number of its bit in
+/// a mask of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum EventGroup {
@@ -48,12 +50,12 @@ pub enum EventGroup {
     Warning = 2,
     /// A notification.
     Notification = 3,
-    /// The device lives.
+    /// The device is alive.
     KeepAlive = 4,
 }
 
 impl EventGroup {
-    /// Its bit in a mask of groups.
+    /// Returns its bit in a mask of groups.
     pub fn mask(self) -> u32 {
         1 << self as u16
     }
@@ -68,15 +70,15 @@ impl EventGroup {
 pub struct AsyncEvent {
     /// An [`EventGroup`].
     pub group: U16,
-    /// What of that group.
+    /// Event within that group.
     pub syndrome: U16,
     /// Bit 0: changes from one round of the queue to the next; 1 in the first.
     pub phase: u8,
     /// Zero.
     pub reserved: [u8; 3],
-    /// When it happened, lower half; the unit is the device's.
+    /// Time of the event, lower half. The device chooses the unit.
     pub timestamp_low: U32,
-    /// When it happened, upper half.
+    /// Time of the event, upper half.
     pub timestamp_high: U32,
     /// Data of the event.
     pub data: [u8; 48],

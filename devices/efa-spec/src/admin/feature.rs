@@ -1,4 +1,4 @@
-//! Features: what a device can do, and what a driver can set.
+//! Features: capabilities of a device, and settings that a driver can change.
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -18,7 +18,7 @@ pub mod id {
     pub const QUEUE_ATTRIBUTES_1: u8 = 4;
     /// [`HardwareHints`](super::HardwareHints).
     pub const HARDWARE_HINTS: u8 = 5;
-    /// [`HostInfo`](super::super::host_info::HostInfo); it can only be set.
+    /// [`HostInfo`](super::super::host_info::HostInfo), which can only be set.
     pub const HOST_INFO: u8 = 6;
     /// [`EventQueueAttributes`](super::EventQueueAttributes).
     pub const EVENT_QUEUE_ATTRIBUTES: u8 = 7;
@@ -26,7 +26,7 @@ pub mod id {
     pub const QUEUE_ATTRIBUTES_2: u8 = 9;
 }
 
-/// Which feature (`efa_admin_get_set_feature_common_desc`).
+/// The feature of a command (`efa_admin_get_set_feature_common_desc`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FeatureSelect {
@@ -44,13 +44,13 @@ pub struct FeatureSelect {
 pub struct FeatureCommand {
     /// Data of the feature, if it is too long for the payload.
     pub control_buffer: ControlBuffer,
-    /// Which feature.
+    /// The feature.
     pub select: FeatureSelect,
     /// Value to set, if there is no control buffer.
     pub value: [u8; 44],
 }
 
-/// What the device can do.
+/// Capabilities of the device.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DeviceCaps {
@@ -58,8 +58,9 @@ pub struct DeviceCaps {
     pub rdma_read: bool,
     /// The number of RNR retries can be set.
     pub rnr_retry: bool,
-    /// "Data polling of 128 bytes": payload is written in order within each aligned block of 128 bytes, so a program may poll its last
-    /// byte (rdma-core: `IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES`). No word on completions.
+    /// "Data polling of 128 bytes": payload is written in order within each aligned block of 128
+    /// bytes, so a program may poll its last byte (rdma-core:
+    /// `IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES`). It does not apply to completions.
     pub data_polling_128: bool,
     /// RDMA writes.
     pub rdma_write: bool,
@@ -75,7 +76,7 @@ pub struct DeviceCaps {
     __: u32,
 }
 
-/// What the device is and can do (`efa_admin_feature_device_attr_desc`).
+/// Attributes and capabilities of the device (`efa_admin_feature_device_attr_desc`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DeviceAttributes {
@@ -95,7 +96,7 @@ pub struct DeviceAttributes {
     pub physical_address_width: u8,
     /// Bits of a virtual address.
     pub virtual_address_width: u8,
-    /// What it can do.
+    /// Its capabilities.
     pub caps: DeviceCaps,
     /// Longest RDMA transfer in bytes.
     pub max_rdma_bytes: U32,
@@ -111,9 +112,9 @@ pub struct DeviceAttributes {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AsyncEvents {
-    /// Those that the device can report.
+    /// Groups that the device can report.
     pub supported: U32,
-    /// Those that it reports.
+    /// Groups that it reports.
     pub enabled: U32,
 }
 
@@ -145,7 +146,7 @@ pub struct QueueAttributes1 {
     pub max_cq_depth: U32,
     /// Parts that each completion queue has.
     pub cq_parts: U16,
-    /// Fewest work requests of a send queue; 0 for any.
+    /// Minimum number of work requests of a send queue, or 0 for any.
     pub min_sq_depth: U16,
     /// Buffers of a send.
     pub max_send_buffers: U16,
@@ -175,7 +176,7 @@ pub struct QueueAttributes2 {
     pub inline_bytes: U16,
     /// Zero.
     pub reserved: [u8; 6],
-    /// Which events of queue pairs can be counted.
+    /// Events of queue pairs that can be counted.
     pub counted_events: super::event_counter::QpEvents,
     /// Event counters.
     pub max_event_counters: U32,
@@ -191,20 +192,20 @@ pub struct EventQueueAttributes {
     pub max_eq: U32,
     /// Entries of an event queue.
     pub max_eq_depth: U32,
-    /// Events that they take.
+    /// Events that they accept.
     pub events: U32,
 }
 
-/// Times of which the driver should know; 0 leaves them to it (`efa_admin_hw_hints`).
+/// Time limits for the driver. 0 leaves a limit to the driver (`efa_admin_hw_hints`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct HardwareHints {
-    /// Longest wait for the answer to a [`ReadRequest`](crate::registers::ReadRequest), in ms. Linux' driver keeps it in 16
-    /// bits of microseconds, so at most 65.
+    /// Longest wait for the answer to a [`ReadRequest`](crate::registers::ReadRequest), in ms.
+    /// Linux' driver stores it in 16 bits of microseconds, so it is at most 65.
     pub register_read_timeout: U16,
-    /// Time without an event after which the driver may think the device dead, in ms.
+    /// Time without an event after which the driver may consider the device dead, in ms.
     pub watchdog_timeout: U16,
-    /// Longest wait for an admin command, in ms. Linux' driver takes it for microseconds.
+    /// Longest wait for an admin command, in ms. Linux' driver interprets it as microseconds.
     pub admin_timeout: U16,
     /// Time between two polls of the admin completion queue, in ms.
     pub poll_interval: U16,

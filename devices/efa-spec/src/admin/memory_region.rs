@@ -6,13 +6,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::ControlBuffer;
 
-/// How many addresses of pages a [`RegMr`] has in itself.
+/// Number of page addresses in a [`RegMr`] itself.
 pub const INLINE_PAGES: usize = 4;
 /// Length of an address in a list of pages.
 pub const PAGE_ADDRESS_BYTES: usize = 8;
-/// Length of a page of an indirect list of pages, and of the pages whose addresses it has.
+/// Length of a page of an indirect list of pages, and of the pages that it points to.
 pub const LIST_PAGE_BYTES: usize = 4096;
-/// How many addresses a page of an indirect list has before the [`ControlBuffer`] of the next one.
+/// Number of addresses in a page of an indirect list, before the [`ControlBuffer`] of the next
+/// page.
 pub const LIST_PAGE_ADDRESSES: usize =
     (LIST_PAGE_BYTES - size_of::<ControlBuffer>()) / PAGE_ADDRESS_BYTES;
 
@@ -20,23 +21,23 @@ pub const LIST_PAGE_ADDRESSES: usize =
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RegMrFlags {
-    /// A page has this power of two of bytes.
+    /// Page size, as a power of two.
     #[bits(6)]
     pub page_shift: u8,
     pub reserved: bool,
-    /// The region is physical memory, without a translation.
+    /// The region is physical memory, without translation.
     pub physical: bool,
 }
 
-/// What may be done to a memory region.
+/// Permitted accesses to a memory region.
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Permissions {
-    /// The adapter itself may write it: received messages, results of RDMA reads.
+    /// The adapter itself may write to it: received messages, results of RDMA reads.
     pub local_write: bool,
-    /// Peers may write it.
+    /// Peers may write to it.
     pub remote_write: bool,
-    /// Peers may read it.
+    /// Peers may read from it.
     pub remote_read: bool,
     #[bits(5)]
     pub reserved: u8,
@@ -50,45 +51,45 @@ pub struct RegMr {
     pub pd: U16,
     /// Zero.
     pub reserved: U16,
-    /// Addresses of the pages, or where a list of them is; see [`RegMr::list`].
+    /// Addresses of the pages, or the location of a list of them; see [`RegMr::list`].
     pub inline_pages: [U64; INLINE_PAGES],
     /// Length in bytes.
     pub length: U64,
     /// Flags and page size.
     pub flags: RegMrFlags,
-    /// What may be done to it.
+    /// Permitted accesses.
     pub permissions: Permissions,
     /// Zero.
     pub reserved_after: U16,
     /// Number of pages. Linux' driver leaves it 0.
     pub pages: U32,
-    /// Address of the region as work requests have it.
+    /// Address of the region in work requests.
     pub iova: U64,
 }
 
 impl RegMr {
-    /// Where the list of pages is, if they are not inline.
+    /// Returns the location of the list of pages, if they are not inline.
     pub fn list(&self) -> Option<ControlBuffer> {
         let (list, _) = ControlBuffer::read_from_prefix(self.inline_pages.as_bytes()).ok()?;
         Some(list)
     }
 }
 
-/// Answer of Reg MR (`efa_admin_reg_mr_resp`).
+/// Answer to Reg MR (`efa_admin_reg_mr_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RegisteredMr {
-    /// Key by which the adapter's own work requests name it.
+    /// Key of the region in the adapter's own work requests.
     pub local_key: U32,
-    /// Key by which those of peers name it.
+    /// Key of the region in peers' work requests.
     pub remote_key: U32,
-    /// Which of the following fields are valid.
+    /// The following fields that are valid.
     pub validity: u8,
-    /// By which interconnect the adapter reaches it to receive.
+    /// Interconnect for receives.
     pub receive_interconnect: u8,
-    /// By which interconnect the adapter reaches it for RDMA reads.
+    /// Interconnect for RDMA reads by the adapter.
     pub read_interconnect: u8,
-    /// By which interconnect the adapter reaches it for RDMA writes of peers.
+    /// Interconnect for RDMA writes by peers.
     pub write_interconnect: u8,
 }
 
@@ -108,17 +109,18 @@ pub struct AllocMr {
     pub pd: U16,
     /// Zero.
     pub reserved: U16,
-    /// Most pages that it is going to have.
+    /// Maximum number of its pages.
     pub max_pages: U32,
 }
 
-/// Answer of Alloc MR (`efa_admin_alloc_mr_resp`).
+/// Answer to Alloc MR (`efa_admin_alloc_mr_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AllocatedMr {
-    /// Key by which the adapter's own work requests name it. Its lowest 8 bits are its driver's, which changes them with each registration.
+    /// Key of the region in the adapter's own work requests. Its driver chooses the lowest 8 bits,
+    /// and changes them with each registration.
     pub local_key: U32,
-    /// Key by which those of peers name it. Its lowest 8 bits are those of the local key.
+    /// Key of the region in peers' work requests. Its lowest 8 bits are those of the local key.
     pub remote_key: U32,
 }
 

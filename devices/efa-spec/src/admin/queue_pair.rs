@@ -52,11 +52,11 @@ pub struct CreateQp {
     pub rq_key: U32,
     /// Length of the send queue in bytes.
     pub sq_bytes: U32,
-    /// Most work requests that may be outstanding on the send queue.
+    /// Maximum number of outstanding work requests on the send queue.
     pub sq_depth: U32,
     /// Length of the receive queue in bytes.
     pub rq_bytes: U32,
-    /// Most work requests that may be outstanding on the receive queue.
+    /// Maximum number of outstanding work requests on the receive queue.
     pub rq_depth: U32,
     /// User access region.
     pub uar: U16,
@@ -66,19 +66,20 @@ pub struct CreateQp {
     pub reserved: [u8; 5],
 }
 
-/// Answer of Create QP (`efa_admin_create_qp_resp`).
+/// Answer to Create QP (`efa_admin_create_qp_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CreatedQp {
-    /// What later commands name it by.
+    /// Name of the queue pair in later commands.
     pub handle: U32,
-    /// What peers name it by. The lower bits, as many as the number of queue pairs needs, are of its own.
+    /// Number of the queue pair for peers. The lower bits, as many as the number of queue pairs
+    /// needs, are unique to it.
     pub number: U16,
     /// Zero.
     pub reserved: U16,
-    /// Which part of the completion queue has completions of the send queue.
+    /// Part of the completion queue that gets the completions of the send queue.
     pub send_sub_cq: U16,
-    /// Which part of the completion queue has completions of the receive queue.
+    /// Part of the completion queue that gets the completions of the receive queue.
     pub receive_sub_cq: U16,
     /// Offset of the send queue's doorbell in the BAR of the doorbells.
     pub sq_doorbell: U32,
@@ -88,7 +89,7 @@ pub struct CreatedQp {
     pub sq_offset: U32,
 }
 
-/// Which fields of [`ModifyQp`] count.
+/// Fields of [`ModifyQp`] that are valid.
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ModifyMask {
@@ -112,13 +113,13 @@ pub struct ModifyMask {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ModifyQp {
-    /// Which fields count.
+    /// Fields that are valid.
     pub mask: ModifyMask,
     /// Handle of the queue pair.
     pub handle: U32,
     /// New state, one of [`state`].
     pub state: U32,
-    /// State to begin from, one of [`state`].
+    /// Required current state, one of [`state`].
     pub current_state: U32,
     /// Q_Key.
     pub qkey: U32,
@@ -126,7 +127,8 @@ pub struct ModifyQp {
     pub sq_psn: U32,
     /// Notify once the send queue is drained.
     pub sq_drained_notify: u8,
-    /// How often a message is sent again to a receiver that is not ready; 7 is without end. SRD only.
+    /// Number of times that a message is sent again to a receiver that is not ready; 7 means
+    /// without limit. SRD only.
     pub rnr_retry: u8,
     /// Zero.
     pub reserved: U16,
@@ -134,7 +136,7 @@ pub struct ModifyQp {
 
 /// State of a queue pair (`efa_admin_qp_state`).
 pub mod state {
-    /// Just made.
+    /// Just created.
     pub const RESET: u32 = 0;
     /// Receive requests may be posted.
     pub const INIT: u32 = 1;
@@ -157,7 +159,7 @@ pub struct QpHandle {
     pub handle: U32,
 }
 
-/// Answer of Query QP (`efa_admin_query_qp_resp`).
+/// Answer to Query QP (`efa_admin_query_qp_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct QueriedQp {

@@ -3,9 +3,9 @@
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The number of a protection domain or user access region: the answer of Alloc PD and Alloc UAR
-/// (`efa_admin_alloc_pd_resp`, `efa_admin_alloc_uar_resp`), the payload of Dealloc PD and Dealloc UAR
-/// (`efa_admin_dealloc_pd_cmd`, `efa_admin_dealloc_uar_cmd`).
+/// The number of a protection domain or user access region: the answer to Alloc PD and Alloc UAR
+/// (`efa_admin_alloc_pd_resp`, `efa_admin_alloc_uar_resp`), the payload of Dealloc PD and Dealloc
+/// UAR (`efa_admin_dealloc_pd_cmd`, `efa_admin_dealloc_uar_cmd`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Numbered {
@@ -27,7 +27,7 @@ pub struct CreateAh {
     pub reserved: U16,
 }
 
-/// Answer of Create AH (`efa_admin_create_ah_resp`).
+/// Answer to Create AH (`efa_admin_create_ah_resp`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CreatedAh {

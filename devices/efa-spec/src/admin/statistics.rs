@@ -31,17 +31,17 @@ pub mod scope {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct GetStats {
-    /// Where more statistics would go.
+    /// Buffer for more statistics.
     pub control_buffer: ControlBuffer,
     /// One of [`kind`].
     pub kind: u8,
     /// One of [`scope`].
     pub scope: u8,
-    /// Which queue.
+    /// Number of the queue.
     pub queue: U16,
 }
 
-/// What the adapter has sent and received (`efa_admin_basic_stats`).
+/// Data that the adapter has sent and received (`efa_admin_basic_stats`).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -85,7 +85,7 @@ pub struct Messages {
 pub struct RdmaRead {
     /// Reads by this adapter.
     pub reads: U64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: U64,
     /// Reads that failed.
     pub errors: U64,
@@ -101,7 +101,7 @@ pub struct RdmaRead {
 pub struct RdmaWrite {
     /// Writes by this adapter.
     pub writes: U64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: U64,
     /// Writes that failed.
     pub errors: U64,
@@ -119,7 +119,7 @@ pub struct Network {
     pub retransmitted_bytes: U64,
     /// Packets sent again.
     pub retransmitted_packets: U64,
-    /// Time-outs that had packets sent again.
+    /// Time-outs after which packets were sent again.
     pub timeouts: U64,
     /// Peers that did not answer.
     pub unresponsive: U64,
