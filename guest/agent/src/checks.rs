@@ -1,7 +1,7 @@
-//! The checks: what each kind does in the guest, one module each.
+//! The checks. Each kind has its own module.
 //!
-//! A kind's other half, its keys and its name, is `peerbar_report`'s `check` module. To add one: a file here with an
-//! implementation of `Run`, and its `mod` line below.
+//! A kind's keys and its name are in the module `check` of `peerbar_report`. To add a kind: a file
+//! here with an implementation of `Run`, and its `mod` line below.
 
 mod buffered_read;
 mod command;
@@ -43,49 +43,49 @@ use crate::kmsg::Expected;
 
 pub(crate) use route::Share;
 
-/// What a kind of check does in the guest.
+/// The behaviour of a kind of check in the guest.
 pub(crate) trait Run {
-    /// Runs it; `measure` holds its figures also if it fails.
+    /// Runs the check. `measure` contains its figures even if it fails.
     ///
     /// # Errors
-    /// Why it failed: what was expected, what was seen, what to look at.
+    /// The reason for the failure: what was expected, what was seen, what to look at.
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome>;
 
-    /// What the kernel may log meanwhile without failing it, and what it must.
+    /// Returns the kernel messages that do not fail the check, and those that it requires.
     fn expected_log(&self) -> Expected<'_> {
         Expected::default()
     }
 
-    /// Whether devices use I/O addresses of its own choice: then also those below one switch reach each other through the
-    /// root.
+    /// Returns `true` if devices use I/O addresses that the check chooses. In that case even
+    /// devices below one switch reach each other through the root.
     fn has_own_addresses(&self) -> bool {
         false
     }
 }
 
-/// The check's kind.
+/// Returns the implementation of a check.
 pub(crate) fn runner(check: &Check) -> &dyn Run {
     peerbar_report::with_check!(check, check => check)
 }
 
-/// How a check ended that did not fail.
+/// The outcome of a check that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CheckOutcome {
     /// It passed.
     Passed,
-    /// It passed, and what it said is wanted.
+    /// It passed, and its message is wanted.
     Said(String),
-    /// It could not be run, and why.
+    /// It could not be run, for this reason.
     Skipped(String),
 }
 
 impl CheckOutcome {
-    /// It passed by what is counted of `device`, and says what of that is inferred.
+    /// Passes by the counters of `device`, with a note about inferred numbers.
     fn by_counters(traffic: &Traffic, device: u32) -> Self {
         traffic.inference(device).map_or(Self::Passed, Self::Said)
     }
 
-    /// It works in the tools root, which the guest does not have.
+    /// Skips a check that needs the tools root, because the guest has none.
     fn without_tools() -> Self {
         Self::Skipped(NO_TOOLS_ROOT.to_owned())
     }
@@ -94,7 +94,7 @@ impl CheckOutcome {
 /// Page size of the guest in bytes.
 const PAGE: u64 = 4096;
 
-/// Runs one check, as [`Run::run`], and holds it to what is true of all of them.
+/// Runs one check, as [`Run::run`] does, and verifies the conditions that hold for all checks.
 pub(crate) fn run(
     guest: &GuestContext,
     check: &Check,

@@ -1,5 +1,5 @@
-//! The devices' own count of their DMA, taken before and after a piece of work. The launcher reads it on the host's side, so
-//! the devices do nothing for it.
+//! The devices' own counts of their DMA before and after a piece of work. The launcher reads them
+//! on the host's side, so that the devices need not do anything for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -25,62 +25,63 @@ pub struct Traffic {
     failures: BTreeMap<u32, u64>,
     interrupts: BTreeMap<u32, u64>,
     injected_faults: BTreeMap<u32, u64>,
-    /// By device and queue, of the devices that count them.
+    /// Doorbells by device and queue, of the devices that count them.
     doorbells: BTreeMap<(u32, u16), u64>,
     count_doorbells: BTreeSet<u32>,
-    /// Devices whose DMA is in no sum over all devices.
+    /// Devices whose DMA is excluded from the sums over all devices.
     uncounted: BTreeSet<u32>,
-    /// Bytes by device whose completer the device did not know, and which are taken for those of another device.
+    /// Bytes by device whose completer the device did not know, and which are attributed to another
+    /// device.
     inferred: BTreeMap<u32, u64>,
 }
 
 impl Traffic {
-    /// Payload of one device whose completer was some device's memory.
+    /// Returns the payload of one device that reached some device's memory.
     pub fn payload_to_devices(&self, device: u32) -> u64 {
         self.sum(|of, kind| of == device && is_payload_to_devices(kind))
     }
 
-    /// Payload of one device whose completer was guest RAM.
+    /// Returns the payload of one device that reached guest RAM.
     pub fn payload_to_guest_ram(&self, device: u32) -> u64 {
         self.sum(|of, kind| of == device && is_payload_to_guest_ram(kind))
     }
 
-    /// Payload of all counted devices whose completer was some device's memory.
+    /// Returns the payload of all counted devices that reached some device's memory.
     pub(crate) fn peer_bytes(&self) -> u64 {
         self.sum(|of, kind| self.counts(of) && is_payload_to_devices(kind))
     }
 
-    /// Payload of all counted devices whose completer was guest RAM.
+    /// Returns the payload of all counted devices that reached guest RAM.
     pub(crate) fn ram_bytes(&self) -> u64 {
         self.sum(|of, kind| self.counts(of) && is_payload_to_guest_ram(kind))
     }
 
-    /// Payload of all counted devices.
+    /// Returns the payload of all counted devices.
     pub fn payload(&self) -> u64 {
         self.sum(|of, kind| self.counts(of) && kind.purpose == Purpose::Payload)
     }
 
-    /// Whether a device is in the sums over all devices.
+    /// Returns `true` if a device is in the sums over all devices.
     pub(crate) fn counts(&self, device: u32) -> bool {
         !self.uncounted.contains(&device)
     }
 
-    /// Commands that one device fetched from its own memory.
+    /// Returns the commands that one device fetched from its own memory.
     pub(crate) fn commands_from_own_memory(&self, device: u32) -> u64 {
         self.commands(device, Completer::OwnMemory)
     }
 
-    /// Commands that one device fetched from guest RAM.
+    /// Returns the commands that one device fetched from guest RAM.
     pub fn commands_from_guest_ram(&self, device: u32) -> u64 {
         self.commands(device, Completer::GuestRam)
     }
 
-    /// Commands that one device fetched from another's memory.
+    /// Returns the commands that one device fetched from another's memory.
     pub fn commands_from_peers(&self, device: u32) -> u64 {
         self.commands(device, Completer::PeerBar)
     }
 
-    /// Completions that one device wrote to another's memory.
+    /// Returns the completions that one device wrote to another's memory.
     pub(crate) fn completions_to_peers(&self, device: u32) -> u64 {
         let bytes = self.sum(|of, kind| {
             let is_of_peer = kind.completer == Completer::PeerBar;
@@ -89,7 +90,7 @@ impl Traffic {
         bytes / COMPLETION_BYTES
     }
 
-    /// Bytes of completions that one device wrote, by whose memory they went to.
+    /// Returns the bytes of completions that one device wrote, by the owner of the memory.
     pub(crate) fn completion_bytes(&self, device: u32) -> CompletionBytes {
         let to = |is_device| self.completions_by_route(device, is_device).values().sum();
         CompletionBytes {
@@ -98,7 +99,8 @@ impl Traffic {
         }
     }
 
-    /// Bytes of completions that one device wrote to memory of devices, or to guest RAM, by route.
+    /// Returns the bytes of completions that one device wrote to memory of devices, or to guest
+    /// RAM, by route.
     fn completions_by_route(&self, device: u32, to_devices: bool) -> BTreeMap<Route, u64> {
         self.by_route(|of, kind| {
             let is_there = match kind.completer {
@@ -110,7 +112,8 @@ impl Traffic {
         })
     }
 
-    /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.
+    /// Returns the bytes of PRP lists that one device read from guest RAM, and from another's
+    /// memory.
     pub(crate) fn list_bytes(&self, device: u32) -> [u64; 2] {
         [Completer::GuestRam, Completer::PeerBar].map(|from| {
             self.sum(|of, kind| {
@@ -119,8 +122,8 @@ impl Traffic {
         })
     }
 
-    /// Bytes that one device wrote to registers of others. Behind an IOMMU the client maps no registers, so the device does not
-    /// know whose they are.
+    /// Returns the bytes that one device wrote to registers of others. Behind an IOMMU the client
+    /// maps no registers, so the device does not know whose they are.
     pub fn registers_written(&self, device: u32) -> u64 {
         self.sum(|of, kind| {
             let is_of_others = matches!(kind.completer, Completer::PeerBar | Completer::Unknown);
@@ -128,24 +131,24 @@ impl Traffic {
         })
     }
 
-    /// In words, what was not counted but inferred of a device's DMA, if anything.
+    /// Describes the part of a device's DMA that was not counted but inferred, if any.
     pub fn inference(&self, device: u32) -> Option<String> {
         let bytes = self.inferred.get(&device).copied().unwrap_or(0);
         inference("the disk", bytes)
     }
 
-    /// Interrupts that one device signalled.
+    /// Returns the interrupts that one device signalled.
     pub fn interrupts(&self, device: u32) -> u64 {
         self.interrupts.get(&device).copied().unwrap_or(0)
     }
 
-    /// Faults that the rules of one device have injected.
+    /// Returns the faults that the rules of one device have injected.
     pub fn injected_faults(&self, device: u32) -> u64 {
         self.injected_faults.get(&device).copied().unwrap_or(0)
     }
 
-    /// Doorbells of one device's queues that QEMU wrote, for the guest's processors or for devices by way of the root; `None` if the
-    /// device cannot count them.
+    /// Returns the doorbells of one device's queues that QEMU wrote, for the guest's processors or
+    /// for devices through the root, or `None` if the device cannot count them.
     pub fn doorbells(&self, device: u32) -> Option<BTreeMap<u16, u64>> {
         let of_device = self.doorbells.iter().filter(|((of, _), _)| *of == device);
         let written = of_device.filter(|(_, count)| **count > 0);
@@ -157,12 +160,13 @@ impl Traffic {
         })
     }
 
-    /// Bytes that any counted device has moved by way of the root, for whatever purpose.
+    /// Returns the bytes that all counted devices have moved through the root, for whatever
+    /// purpose.
     pub(crate) fn upstream_bytes(&self) -> u64 {
         self.sum(|of, kind| self.counts(of) && kind.route == Route::Upstream)
     }
 
-    /// What one device did.
+    /// Returns the record of one device.
     pub(crate) fn record(&self, device: u32) -> Record {
         Record {
             routes: self.payload_by_route(|of| of == device),
@@ -170,13 +174,13 @@ impl Traffic {
         }
     }
 
-    /// DMA requests of all counted devices that failed.
+    /// Returns the failed DMA requests of all counted devices.
     pub fn failures(&self) -> u64 {
         let counted = self.failures.iter().filter(|(of, _)| self.counts(**of));
         counted.map(|(_, failures)| failures).sum()
     }
 
-    /// One request may fetch several commands, so bytes are what counts.
+    /// Returns the number of commands. One request may fetch several, so bytes are counted.
     fn commands(&self, device: u32, from: Completer) -> u64 {
         let bytes = self.sum(|of, kind| {
             of == device && kind.purpose == Purpose::Command && kind.completer == from
@@ -207,7 +211,7 @@ impl Traffic {
         routes
     }
 
-    /// Payload of one device, which is called `name`, by completer, route and direction.
+    /// Returns the payload of one device, called `name`, by completer, route and direction.
     fn flows(&self, name: &str, device: u32) -> impl Iterator<Item = PayloadFlow> {
         let payload = self.bytes.iter().filter(move |((of, kind), bytes)| {
             *of == device && kind.purpose == Purpose::Payload && **bytes > 0
@@ -221,7 +225,7 @@ impl Traffic {
         })
     }
 
-    /// Counts more DMA of one device.
+    /// Adds DMA of one device.
     pub fn count(&mut self, device: u32, kind: DmaKind, bytes: u64, failures: u64) {
         let sum = self.bytes.entry((device, kind)).or_default();
         *sum = sum.saturating_add(bytes);
@@ -229,14 +233,15 @@ impl Traffic {
         *sum = sum.saturating_add(failures);
     }
 
-    /// Counts all DMA of one device.
+    /// Adds all DMA of one device.
     fn count_all(&mut self, device: u32, entries: &[Entry]) {
         for entry in entries {
             self.count(device, entry.kind(), entry.bytes, entry.failures);
         }
     }
 
-    /// As [`Traffic::count_all`], of a device behind QEMU's virtio-iommu, with what is inferred there.
+    /// Like [`Traffic::count_all`], for a device behind QEMU's virtio-iommu, with inferred
+    /// completers.
     fn count_all_behind_virtio(&mut self, device: u32, entries: &[Entry]) {
         for entry in entries {
             let kind = entry.kind_behind_virtio();
@@ -248,7 +253,7 @@ impl Traffic {
         }
     }
 
-    /// Counts the events of one device.
+    /// Adds the events of one device.
     pub fn count_events(&mut self, device: u32, events: &DeviceEvents) {
         self.interrupts.insert(device, events.interrupts);
         self.injected_faults.insert(device, events.injected_faults);
@@ -261,7 +266,7 @@ impl Traffic {
         }
     }
 
-    /// Adds what was counted between two samples.
+    /// Adds the growth between two samples.
     fn add(&mut self, before: &Traffic, after: &Traffic) -> anyhow::Result<()> {
         self.uncounted.clone_from(&after.uncounted);
         self.count_doorbells.clone_from(&after.count_doorbells);
@@ -303,7 +308,7 @@ fn add_growth<K: Copy + Ord>(
     Ok(())
 }
 
-/// Measures work: its time, and what the DMA counters of all devices grew by meanwhile.
+/// Measures work: its time, and the growth of all devices' DMA counters.
 #[derive(Debug)]
 pub struct TrafficWatch<'a> {
     guest: &'a GuestContext,
@@ -319,7 +324,7 @@ pub struct Begun {
 }
 
 impl<'a> TrafficWatch<'a> {
-    /// Nothing is watched yet.
+    /// Makes a watch that has not watched anything.
     pub fn new(guest: &'a GuestContext) -> Self {
         TrafficWatch {
             guest,
@@ -328,8 +333,8 @@ impl<'a> TrafficWatch<'a> {
         }
     }
 
-    /// Does `work`. [`TrafficWatch::traffic`] reports counters that cannot be read, so that a failure of the work is seen also
-    /// without them.
+    /// Calls `work`. Counters that cannot be read are reported by [`TrafficWatch::traffic`], so
+    /// that a failure of the work is seen even without them.
     pub fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let begun = self.begin();
         let result = work();
@@ -345,10 +350,10 @@ impl<'a> TrafficWatch<'a> {
         }
     }
 
-    /// What the devices have done since the beginning of work that goes on.
+    /// Returns the devices' traffic since the beginning of work that is still in progress.
     ///
     /// # Errors
-    /// Why there are no counters.
+    /// The reason why there are no counters.
     pub fn since(&self, begun: &Begun) -> anyhow::Result<Traffic> {
         let before = begun.before.as_ref();
         let before = before.map_err(|error| anyhow!("no counters at the beginning: {error:#}"))?;
@@ -371,10 +376,10 @@ impl<'a> TrafficWatch<'a> {
         }
     }
 
-    /// What the devices did during all watched work.
+    /// Returns the devices' traffic during all watched work.
     ///
     /// # Errors
-    /// Why there are no counters.
+    /// The reason why there are no counters.
     pub fn traffic(&self) -> anyhow::Result<&Traffic> {
         self.traffic
             .as_ref()
@@ -393,7 +398,8 @@ impl<'a> TrafficWatch<'a> {
         }
     }
 
-    /// As [`TrafficWatch::write_to`], of the completions that one device wrote to memory of devices, or to guest RAM, in place of payload.
+    /// Like [`TrafficWatch::write_to`], but for completions that one device wrote to memory of
+    /// devices, or to guest RAM, in place of payload.
     pub(crate) fn write_completions_to(
         &self,
         measure: &mut Measure,
@@ -412,10 +418,10 @@ impl<'a> TrafficWatch<'a> {
         }
     }
 
-    /// The payload of all devices during all watched work.
+    /// Returns the payload of all devices during all watched work.
     ///
     /// # Errors
-    /// Why there are no counters.
+    /// The reason why there are no counters.
     pub(crate) fn flows(&self) -> anyhow::Result<Vec<PayloadFlow>> {
         Ok(self.flows_of(self.traffic()?))
     }
@@ -427,7 +433,7 @@ impl<'a> TrafficWatch<'a> {
     }
 }
 
-/// The counters of all devices as they are now.
+/// Returns the present counters of all devices.
 fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
     let mut counters = guest.launcher.counters()?;
     let uncounted = guest.controllers.iter().filter(|disk| disk.uncounted);
@@ -455,7 +461,7 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
     Ok(traffic)
 }
 
-/// Whether the guest's IOMMU is a virtio-iommu: its driver has a device.
+/// Returns `true` if the guest's IOMMU is a virtio-iommu, which means that its driver has a device.
 pub(crate) fn has_virtio_iommu() -> anyhow::Result<bool> {
     let driver = Path::new("/sys/bus/virtio/drivers/virtio_iommu");
     match fs::read_dir(driver) {
@@ -468,7 +474,7 @@ pub(crate) fn has_virtio_iommu() -> anyhow::Result<bool> {
     }
 }
 
-/// Beside its devices a driver's folder has files, such as `bind`.
+/// Returns a driver's folder contains files such as `bind` besides its devices.
 fn is_virtio_device(name: &str) -> bool {
     let number = name.strip_prefix("virtio");
     number.is_some_and(|number| number.parse::<u32>().is_ok())

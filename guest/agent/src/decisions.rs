@@ -1,5 +1,6 @@
-//! The kernel's decisions on peer-to-peer DMA, watched by a probe of its own at the function that makes them
-//! (drivers/pci/p2pdma.c, `calc_map_type_and_dist`). It decides once for each pair, so this costs nothing else.
+//! The kernel's decisions on peer-to-peer DMA, watched by a probe at the function that makes them
+//! (drivers/pci/p2pdma.c, `calc_map_type_and_dist`). The kernel decides once for each pair, so the
+//! probe costs almost nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read};
@@ -13,22 +14,22 @@ use rustix::fs::OFlags;
 use crate::mounts;
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// An instance of the tracing of its own: other users of it are not disturbed.
+/// A separate tracing instance, so that other users of tracing are not disturbed.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/peerbar";
-/// What the launcher has found in the kernel's debugging information (`peerbar_images::initramfs`).
+/// The launcher's findings in the kernel's debugging information (`peerbar_images::initramfs`).
 const LAYOUT: &str = "/layout";
 
-/// What the probe sees.
+/// The decisions that the probe records.
 #[derive(Debug)]
 pub(crate) struct Decisions {
-    /// The events, which are gone once read; or why there are none.
+    /// The events, which are gone once read, or the reason why there are none.
     events: Result<File, Evidence>,
-    /// The start of a line that is still to come.
+    /// The start of an incomplete line.
     rest: String,
 }
 
 impl Decisions {
-    /// Sets the probe. A kernel that cannot be watched is no failure.
+    /// Sets the probe. A kernel that cannot be watched is not a failure.
     pub(crate) fn watch() -> Self {
         Self {
             events: set_probe().map_err(|error| Evidence::Unwatched(format!("{error:#}"))),
@@ -36,12 +37,12 @@ impl Decisions {
         }
     }
 
-    /// Why nothing is seen, if so.
+    /// Returns the reason why nothing is seen, if so.
     pub(crate) fn is_blind(&self) -> Option<&Evidence> {
         self.events.as_ref().err()
     }
 
-    /// The decisions since the last call.
+    /// Returns the decisions since the last call.
     pub(crate) fn news(&mut self) -> impl Iterator<Item = Evidence> + use<> {
         let mut text = std::mem::take(&mut self.rest);
         if let Ok(events) = &mut self.events {
@@ -74,11 +75,11 @@ fn set_probe() -> anyhow::Result<File> {
     events.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// The probe: a return of the function, with the names of both devices and what it returns (Linux,
-/// Documentation/trace/kprobetrace.rst).
+/// Returns the probe: a return of the function, with the names of both devices and the result
+/// (Linux, Documentation/trace/kprobetrace.rst).
 ///
-/// By numbers, and no probe by fprobe, which knows names: under emulation the kernel is slow to look them up
-/// and to arm it, and the first module waits for both.
+/// The probe uses argument numbers, not fprobe, which knows names: under emulation the kernel is
+/// slow to look up the names and to arm the probe, and the first module waits for both.
 fn probe(layout: &str) -> Option<String> {
     let fact = |name: &str| -> Option<u32> {
         let mut lines = layout.lines();
@@ -113,7 +114,7 @@ fn read_what_is_there(events: &mut File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A line of the events such as `… provider="0000:01:00.0" client="0000:02:00.0" type=2`.
+/// Parses a line of the events such as `… provider="0000:01:00.0" client="0000:02:00.0" type=2`.
 fn decision(line: &str) -> Option<KernelDecision> {
     let after = |key: &str| line.split_once(key).map(|(_, rest)| rest);
     let quoted = |key: &str| Some(after(key)?.split_once('"')?.0.to_owned());

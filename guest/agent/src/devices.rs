@@ -20,7 +20,7 @@ pub struct Controller {
     pub name: String,
     /// Its index in the plan.
     pub number: u32,
-    /// Size of its CMB in bytes, as the plan says.
+    /// Size of its CMB in bytes, according to the plan.
     pub(crate) cmb_bytes: u64,
     /// `/sys/class/nvme/nvme0`.
     pub directory: PathBuf,
@@ -32,12 +32,12 @@ pub struct Controller {
     pub disk: Disk,
     /// The block devices of all its namespaces, by NSID.
     pub(crate) namespaces: BTreeMap<u32, Disk>,
-    /// As [`NvmeDevice::uncounted`].
+    /// See [`NvmeDevice::uncounted`].
     pub(crate) uncounted: bool,
 }
 
 impl Controller {
-    /// `bytes` as what it must have moved.
+    /// Returns `bytes` as the payload that it must have moved.
     pub fn share(&self, bytes: u64) -> Share {
         Share {
             number: self.number,
@@ -46,25 +46,25 @@ impl Controller {
         }
     }
 
-    /// Opens its disk to read and write, for transfers with `gpu`.
+    /// Opens its disk for reading and writing, for transfers with `gpu`.
     pub fn open_for(&self, gpu: &Gpu, policy: Policy) -> anyhow::Result<GpuFile> {
         let options = FileOptions::new().write(true).policy(policy);
         Ok(options.open(gpu, &self.disk.node)?)
     }
 
-    /// Its p2pmem.
+    /// Returns its p2pmem.
     pub fn pool(&self) -> Pool {
         Pool::of(&self.pci)
     }
 
-    /// Refuses a controller that is not up.
+    /// Fails unless the controller is live.
     pub(crate) fn ensure_live(&self) -> anyhow::Result<()> {
         let state = attribute(&self.directory, "state");
         ensure!(state == "live", "{} is {state}, not live", self.name);
         Ok(())
     }
 
-    /// What the driver read from the registers of the CMB, for messages.
+    /// Returns the registers of the CMB as the driver read them, for messages.
     pub(crate) fn cmb_registers(&self) -> String {
         let text = attribute(&self.directory, "cmb");
         if text.is_empty() {
@@ -75,7 +75,7 @@ impl Controller {
     }
 }
 
-/// Where the kernel shows its devices.
+/// The folders where the kernel shows its devices.
 #[derive(Debug)]
 pub(crate) struct Roots {
     /// `/sys`.
@@ -92,10 +92,10 @@ impl Roots {
         }
     }
 
-    /// All of `devices`, each live and with a disk.
+    /// Returns all of `devices`, each live and with a disk.
     ///
     /// # Errors
-    /// Each device that is not there yet, with what was seen instead.
+    /// Each device that is not there yet, with the state that was seen instead.
     pub(crate) fn find_all(&self, devices: &[NvmeDevice]) -> anyhow::Result<Vec<Controller>> {
         let mut found = Vec::new();
         let mut missing = String::new();
@@ -135,7 +135,7 @@ impl Roots {
         })
     }
 
-    /// The disks of the NSIDs 1 to `last`, each ready.
+    /// Returns the disks of the NSIDs 1 to `last`, each ready.
     fn namespaces(&self, directory: &Path, last: u32) -> anyhow::Result<BTreeMap<u32, Disk>> {
         let names = namespaces(directory);
         let disk = |nsid| {
@@ -170,8 +170,8 @@ impl Roots {
     }
 }
 
-/// The names of the disks below a controller, `nvme0n1`, by their NSIDs. The kernel numbers disks in the order in which it finds
-/// them, which need not be that of the NSIDs.
+/// Returns the names of the disks below a controller, `nvme0n1`, by their NSIDs. The kernel numbers
+/// disks in the order in which it finds them, which need not be that of the NSIDs.
 fn namespaces(controller: &Path) -> BTreeMap<u32, String> {
     let entries = fs::read_dir(controller).into_iter().flatten().flatten();
     let disks = entries.filter_map(|entry| {
@@ -181,7 +181,8 @@ fn namespaces(controller: &Path) -> BTreeMap<u32, String> {
     disks.collect()
 }
 
-/// The disk's name of an entry such as `nvme0n1`, or `nvme0c1n2` where the kernel shows only a path to it here.
+/// Returns the disk's name of an entry such as `nvme0n1`, or `nvme0c1n2` where the kernel shows
+/// only a path to it here.
 fn disk_of(entry: &str) -> Option<String> {
     let (head, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
     let instance = head.split_once('c').map_or(head, |(instance, _)| instance);
@@ -195,7 +196,8 @@ pub fn reset(file: &Path) -> anyhow::Result<()> {
     fs::write(file, "1").with_context(|| format!("the reset through {} failed", file.display()))
 }
 
-/// An attribute of sysfs without the blanks around it; empty if there is none.
+/// Returns an attribute of sysfs without surrounding white space, or an empty string if there is
+/// none.
 pub(crate) fn attribute(directory: &Path, name: &str) -> String {
     fs::read_to_string(directory.join(name))
         .unwrap_or_default()
@@ -203,7 +205,7 @@ pub(crate) fn attribute(directory: &Path, name: &str) -> String {
         .to_owned()
 }
 
-/// The bus address at which a BAR of a PCI device starts.
+/// Returns the bus address at which a BAR of a PCI device starts.
 pub(crate) fn bar_start(pci: &Path, bar: u32) -> anyhow::Result<u64> {
     let path = pci.join("resource");
     let text =
@@ -215,13 +217,14 @@ pub(crate) fn bar_start(pci: &Path, bar: u32) -> anyhow::Result<u64> {
     start.with_context(|| format!("{} says nothing of BAR {bar}", path.display()))
 }
 
-/// A device's path below `/sys/devices`, which names the bridges above it.
+/// Returns a device's path below `/sys/devices`, which names the bridges above it.
 pub fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
     pci.canonicalize()
         .with_context(|| format!("cannot find {}", pci.display()))
 }
 
-/// Whether two devices are below one switch, by their paths in sysfs: below a common root port, and a port more.
+/// Returns `true` if two devices are below one switch, by their paths in sysfs: below a common root
+/// port and one more port.
 pub fn have_common_switch(one: &Path, other: &Path) -> bool {
     let bridges = |path: &Path| -> Vec<String> {
         let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
@@ -229,7 +232,7 @@ pub fn have_common_switch(one: &Path, other: &Path) -> bool {
     };
     let (one, other) = (bridges(one), bridges(other));
     let common = one.iter().zip(&other).take_while(|(a, b)| a == b);
-    // The host bridge, the root port, the switch' upstream port.
+    // The host bridge, the root port, the switch's upstream port.
     common.count() >= 3
 }
 

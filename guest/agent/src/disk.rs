@@ -21,7 +21,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Reads what sysfs says of the disk named `name`.
+    /// Reads the attributes in sysfs of the disk named `name`.
     pub fn read(sys: &Path, dev: &Path, name: &str) -> anyhow::Result<Self> {
         let entry = sys.join("block").join(name);
         let sectors = read_number(&entry.join("size"))?;
@@ -40,7 +40,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Opens it past the page cache.
+    /// Opens it without the page cache.
     pub fn open_direct(&self) -> anyhow::Result<File> {
         self.open(libc::O_DIRECT)
     }
@@ -59,7 +59,7 @@ impl Disk {
             .with_context(|| format!("cannot open {}", self.node.display()))
     }
 
-    /// Refuses a transfer that this disk cannot do.
+    /// Fails if the disk cannot do this transfer.
     pub fn check(&self, offset: u64, length: u64) -> anyhow::Result<()> {
         let node = self.node.display();
         ensure!(
@@ -77,12 +77,12 @@ impl Disk {
     }
 }
 
-/// Writes `pattern` to `length` bytes at `offset` past the page cache, and flushes.
+/// Writes `pattern` to `length` bytes at `offset` without the page cache, and flushes.
 pub fn fill(disk: &File, pattern: Pattern, offset: u64, length: usize) -> anyhow::Result<()> {
     store(disk, &pattern.bytes(offset, length), offset)
 }
 
-/// Writes `bytes` at `offset` past the page cache, and flushes.
+/// Writes `bytes` at `offset` without the page cache, and flushes.
 pub fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
     let mut memory =
         MappedBuffer::guest_ram(bytes.len()).context("cannot get memory to write from")?;
@@ -91,14 +91,14 @@ pub fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
     disk.sync_data().context("cannot flush the disk")
 }
 
-/// Reads `length` bytes at `offset` past the page cache.
+/// Reads `length` bytes at `offset` without the page cache.
 pub fn read(disk: &File, offset: u64, length: usize) -> anyhow::Result<Vec<u8>> {
     let mut memory = MappedBuffer::guest_ram(length).context("cannot get memory to read into")?;
     memory.read_from(disk, offset, length)?;
     memory.to_vec(length)
 }
 
-/// A file of sysfs that holds one decimal number.
+/// Reads a file of sysfs that holds one decimal number.
 pub(crate) fn read_number(path: &Path) -> anyhow::Result<u64> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

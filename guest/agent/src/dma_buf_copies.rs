@@ -14,13 +14,13 @@ use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
 
-/// Bytes of each half of a dma-buf: what the GPU reads, and behind it what it writes.
+/// Bytes of each half of a dma-buf: the GPU reads the first half and writes the second.
 pub const HALF: u64 = 512 << 10;
 
-/// Copies that are in progress while the exporter does something else.
+/// Number of copies that are in progress while the exporter does something else.
 const COPIES: usize = 32;
 
-/// How long these copies may take.
+/// Time limit for these copies.
 pub const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// A GPU that copies memory of a dma-buf to VRAM and back.
@@ -34,7 +34,7 @@ pub struct DmaBufCopies<'a> {
     pub vram: Buffer,
     /// Counts the DMA of the copies.
     pub watch: TrafficWatch<'a>,
-    /// Bytes that the copies have moved.
+    /// Number of bytes that the copies have moved.
     pub bytes: u64,
 }
 
@@ -52,7 +52,8 @@ impl<'a> DmaBufCopies<'a> {
         })
     }
 
-    /// From the first half to VRAM, and from there to the second, seen from the exporter's side.
+    /// Copies from the first half to VRAM, and from there to the second, and compares as the
+    /// exporter sees it.
     pub fn there_and_back(
         &mut self,
         imported: &ImportedBuffer,
@@ -71,7 +72,7 @@ impl<'a> DmaBufCopies<'a> {
         verify(pattern, &exported.get(bytes)?)
     }
 
-    /// Copies are under way when the exporter does `work`: they are done all the same.
+    /// Runs `work` of the exporter while copies are in progress. They must succeed all the same.
     pub fn amid_copies(
         &mut self,
         imported: &ImportedBuffer,

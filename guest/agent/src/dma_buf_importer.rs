@@ -1,5 +1,5 @@
-//! `/dev/peerbar-gpu-import-test`: a kernel driver that imports dma-bufs for any PCI function and does what it is asked
-//! (guest/gpu-driver/include/peerbar_gpu_import_test.h).
+//! `/dev/peerbar-gpu-import-test`: a kernel driver that imports dma-bufs for any PCI function on
+//! request (guest/gpu-driver/include/peerbar_gpu_import_test.h).
 
 #![expect(unsafe_code)]
 
@@ -13,20 +13,20 @@ use crate::test_module::TestModule;
 
 const NODE: &str = "/dev/peerbar-gpu-import-test";
 
-/// The domain of a device that is no PCI function.
+/// The domain of a device that is not a PCI function.
 const NO_PCI: u32 = u32::MAX;
 
-/// As which kind of importer the driver attaches.
+/// The kind of importer as which the driver attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// Dynamic; lets go of everything when it is notified.
+    /// Dynamic; releases everything when it is notified.
     Notified = 0,
     /// Dynamic, and cannot be notified.
     Pinning = 1,
     /// Attaches by `dma_buf_attach()`.
     Static = 2,
-    /// Dynamic, but does not take memory of a peer.
+    /// Dynamic, but does not accept a peer's memory.
     HostOnly = 3,
 }
 
@@ -52,16 +52,16 @@ struct MapRequest {
     length: u64,
 }
 
-/// What has become of an import.
+/// The state of an import.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
 pub struct ImporterState {
     id: u32,
-    /// How often the exporter has notified it.
+    /// Number of the exporter's notifications.
     pub notified: u32,
-    /// How often it has pinned the dma-buf and not unpinned it.
+    /// Number of its pins of the dma-buf that it has not removed.
     pub pins: u32,
-    /// Whether it has the dma-buf mapped: 0 or 1.
+    /// 1 if it has the dma-buf mapped, otherwise 0.
     pub mapped: u32,
 }
 
@@ -72,7 +72,7 @@ struct ReopenRequest {
     fd: i32,
 }
 
-/// The answer of the kernel or the exporter.
+/// Converts the answer of the kernel or the exporter.
 fn answer(result: i32) -> io::Result<()> {
     match result {
         0 => Ok(()),
@@ -93,7 +93,7 @@ impl Importer {
         Ok(Importer { module })
     }
 
-    /// Attaches to `dma_buf` for `function`, or for a device that is no PCI function.
+    /// Attaches to `dma_buf` for `function`, or for a device that is not a PCI function.
     pub fn attach(
         &self,
         dma_buf: impl AsFd,
@@ -129,17 +129,18 @@ impl Import<'_> {
         answer(self.module.ask_about(number, self.id)?)
     }
 
-    /// Pins the dma-buf: once more, if it is pinned.
+    /// Pins the dma-buf, possibly once more.
     pub fn pin(&self) -> io::Result<()> {
         self.ask(0x72)
     }
 
-    /// Takes one pin back.
+    /// Removes one pin.
     pub fn unpin(&self) -> io::Result<()> {
         self.ask(0x73)
     }
 
-    /// Maps the dma-buf: the address for DMA of the first byte, and how many bytes follow at consecutive addresses.
+    /// Maps the dma-buf. Returns the address for DMA of the first byte, and the number of bytes at
+    /// consecutive addresses.
     pub fn map(&self) -> io::Result<(u64, u64)> {
         let mut request = MapRequest {
             id: self.id,
@@ -155,7 +156,7 @@ impl Import<'_> {
         self.ask(0x75)
     }
 
-    /// What has become of it.
+    /// Returns its state.
     pub fn state(&self) -> io::Result<ImporterState> {
         let mut state = ImporterState {
             id: self.id,
@@ -165,14 +166,15 @@ impl Import<'_> {
         Ok(state)
     }
 
-    /// One more descriptor of the dma-buf, when all others may be closed.
+    /// Returns another descriptor of the dma-buf, after which all others may be closed.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
         let mut request = ReopenRequest {
             id: self.id,
             fd: -1,
         };
         self.module.ask(0x77, &mut request)?;
-        // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
+        // SAFETY: the driver has made this descriptor for the request that has just succeeded, so
+        // nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(request.fd) })
     }
 
@@ -183,7 +185,7 @@ impl Import<'_> {
 
 impl Drop for Import<'_> {
     fn drop(&mut self) {
-        // It fails only where there is no such import, and then there is nothing to let go of.
+        // This fails only if there is no such import, and then there is nothing to release.
         let _ = self.detach();
     }
 }
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
     use crate::test_module::code;
 
-    /// As `sizeof` and `_IOWR` of the header come out on x86-64.
+    /// The results of `sizeof` and `_IOWR` of the header on x86-64.
     #[test]
     fn requests_are_those_of_the_header() {
         assert_eq!(code::<AttachRequest>(0x70), 0xc020_5070);

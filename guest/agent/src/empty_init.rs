@@ -1,4 +1,4 @@
-//! The least that can be a guest's first program: it says that it runs, and powers off.
+//! The smallest first program of a guest: it reports that it runs, and powers off.
 //!
 //! `peerbar-bench boot` measures against it.
 
@@ -9,7 +9,7 @@ use rustix::system::{RebootCommand, reboot};
 /// `peerbar-bench boot` waits for this text.
 const MARKER: &str = "peerbar: empty init";
 
-/// Says that it runs, and powers off.
+/// Reports that it runs, and powers off.
 ///
 /// # Errors
 /// A console that takes no text, or a kernel that refuses to power off.

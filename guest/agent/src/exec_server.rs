@@ -1,6 +1,8 @@
-//! A process of the agent's that starts programs for the host: what `peerbar shell` and `peerbar exec` talk to.
+//! A process of the agent that starts programs for the host, on behalf of `peerbar shell` and
+//! `peerbar exec`.
 //!
-//! It is not PID 1, so that programs of the host and checks know nothing of each other's children. It lives in the tools root.
+//! It is not PID 1, so that programs of the host and checks do not see each other's children. It
+//! lives in the tools root.
 
 mod input_queue;
 mod program;
@@ -22,21 +24,23 @@ use crate::modules::Modules;
 use crate::placeholders::Placeholders;
 use crate::{root, tools};
 
-/// The first argument that makes the agent's program such a process.
+/// The first argument that selects this role of the agent's program.
 pub(crate) const ROLE: &str = "exec-server";
 
-/// Programs at once.
+/// Limit of the programs that run at once.
 const LIMIT: usize = 32;
-/// How long a host may take to say what it wants.
+/// Time limit for the host's request.
 const GREETING: Duration = Duration::from_secs(10);
-/// After a connection that could not be accepted: descriptors may be used up for a while.
+/// Pause after a connection that could not be accepted: the process may have run out of descriptors
+/// for a while.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Exit status of what cannot be started, as a shell has it.
+/// Exit status for a program that cannot be started, as in a shell.
 const CANNOT_START: i32 = 126;
-/// What the process says once it listens.
+/// The byte that the process sends once it listens.
 const LISTENING: u8 = b'!';
 
-/// Starts the process, and waits until it takes requests. The tools root is mounted. It lives as long as the guest.
+/// Starts the process, and waits until it takes requests. The tools root is mounted. The process
+/// lives as long as the guest.
 pub(crate) fn start(
     modules: &Modules,
     placeholders: &Placeholders,
@@ -59,10 +63,10 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// What the process does.
+/// Returns the `main` of the process.
 ///
 /// # Errors
-/// What keeps it from listening.
+/// The reason why it cannot listen.
 pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     let [placeholders] = arguments else {
         anyhow::bail!("{ROLE} takes the placeholders");
@@ -78,7 +82,7 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     loop {
         let stream = match listener.accept() {
             Ok((stream, peer)) if peer.cid() == VMADDR_CID_HOST => stream,
-            // A process of the guest's, which by vsock_loopback would get what it has no right to.
+            // A process of the guest, which could get more rights through vsock_loopback.
             Ok(_) => continue,
             Err(error) => {
                 eprintln!("peerbar-agent: cannot accept a connection of the host: {error}");
@@ -96,10 +100,10 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// The slot of a program among those that run. Dropped, by a panic too, it is free.
+/// The slot of a program among those that run. Dropping it, also by a panic, frees the slot.
 struct ProgramSlot<'a> {
     running: &'a AtomicUsize,
-    /// How many ran before it.
+    /// Number of programs that ran before it.
     others: usize,
 }
 
@@ -123,7 +127,7 @@ fn serve(
     others: usize,
 ) -> anyhow::Result<()> {
     stream.set_read_timeout(Some(GREETING))?;
-    // A host that leaves before it sends anything has only tried whether the guest is there.
+    // A host that leaves before it sends anything has only checked that the guest is there.
     let Some(HostMessage::Start(request)) = HostMessage::read_from(&mut stream)? else {
         return Ok(());
     };
@@ -139,7 +143,7 @@ fn serve(
     }
 }
 
-/// The request with the guest's names in place of the placeholders.
+/// Returns the request with the guest's names in place of the placeholders.
 fn prepared(
     mut request: ProgramRequest,
     placeholders: &Placeholders,

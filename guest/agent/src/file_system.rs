@@ -1,4 +1,5 @@
-//! A file of a file system that was made for it, or the block device itself: the target of transfers.
+//! The target of transfers: a file in a file system that is made for it, or the block device
+//! itself.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,27 +14,28 @@ use crate::devices::Controller;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
 
-/// How much is written at once when a file is made, in bytes.
+/// Bytes that are written at once when a file is made.
 const STEP: usize = 1 << 20;
 
-/// How often the kernel looks for what has been dirty for half a minute, and writes it. That would be counted with the
-/// transfers under test on a machine that is slow.
+/// The interval at which the kernel looks for data that has been dirty for half a minute, and
+/// writes it. On a slow machine that would be counted with the transfers under test.
 const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
 
-/// How often XFS writes to its log that it has nothing to log, and the longest that it takes: two hours.
+/// The interval at which XFS logs that it has nothing to log, and the maximum: two hours.
 const XFS_LOGGING: (&str, &str) = ("/proc/sys/fs/xfs/xfssyncd_centisecs", "720000");
 
-/// Data on a disk of which every byte is allocated already, so that writing to it changes nothing else.
+/// Data on a disk whose bytes are all allocated already, so that writing to it changes nothing
+/// else.
 #[derive(Debug)]
 pub(crate) struct Volume {
     /// The file, or the block device.
     pub(crate) path: PathBuf,
-    /// Where its file system is mounted.
+    /// The mount point of its file system.
     mounted: Option<PathBuf>,
 }
 
 impl Volume {
-    /// At least `bytes` on the disk of `controller`. All that was on the disk is lost.
+    /// Prepares at least `bytes` on the disk of `controller`, whose content is lost.
     pub(crate) fn prepare(
         guest: &GuestContext,
         controller: &Controller,
@@ -48,7 +50,8 @@ impl Volume {
                     mounted: None,
                 });
             }
-            // Nothing is read or written later than now: no bitmaps, no tables, and no journal before it is asked for.
+            // Everything is written now, to avoid later reads and writes: no bitmaps, no tables,
+            // and no journal before it is needed.
             Medium::Ext4 => (
                 "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0",
                 "ext4",
@@ -88,7 +91,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Opens it past the page cache.
+    /// Opens it without the page cache.
     pub(crate) fn open(&self) -> anyhow::Result<File> {
         let mut options = OpenOptions::new();
         let options = options
@@ -99,7 +102,7 @@ impl Volume {
         file.with_context(|| format!("cannot open {}", self.path.display()))
     }
 
-    /// Waits until all that the file system has to write is on the disk.
+    /// Waits until the file system has written everything to the disk.
     pub(crate) fn settle(&self) -> anyhow::Result<()> {
         syncfs(self.open()?).context("cannot flush the file system")
     }

@@ -1,4 +1,4 @@
-//! The process that collects orphans.
+//! The process that reaps orphans.
 
 #![expect(unsafe_code)]
 
@@ -8,10 +8,11 @@ use anyhow::{Context, bail};
 use rustix::io::Errno;
 use rustix::process::WaitOptions;
 
-/// Leaves PID 1 to collect processes whose parents are gone, at once, and goes on in a child. A process that waits for its own children could
-/// not do both.
+/// Leaves PID 1 to reap orphaned processes at once, and continues in a child. A process that waits
+/// for its own children could not do both.
 ///
-/// This process must have no other thread. If the child ends, PID 1 does, and the kernel panics.
+/// This process must have no other thread. If the child ends, PID 1 ends too, and the kernel
+/// panics.
 pub(crate) fn leave_pid_1() -> anyhow::Result<()> {
     // SAFETY: there is no other thread, so the child may do whatever this process may.
     match unsafe { libc::fork() } {

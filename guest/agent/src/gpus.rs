@@ -15,7 +15,7 @@ use crate::user_drivers::APERTURE;
 /// PCI vendor and device ID of a peerbar GPU (devices/gpu/INTERFACE.md).
 const IDENTITY: (&str, &str) = ("0x1af4", "0x10f0");
 
-/// Start of the name of a device file of the driver, before the number.
+/// Start of the name of the driver's device files, before the number.
 const NODE: &str = "peerbar-gpu";
 
 /// A GPU that has a driver.
@@ -25,9 +25,9 @@ pub struct Gpu {
     pub name: String,
     /// Its index in the plan, after all controllers.
     pub number: u32,
-    /// Size of its aperture in bytes, as the plan says.
+    /// Size of its aperture in bytes, according to the plan.
     pub aperture_bytes: u64,
-    /// Whether the aperture is a window, which is no p2pmem.
+    /// `true` if the aperture is a window, which is not p2pmem.
     pub(crate) window: bool,
     /// `/sys/bus/pci/devices/0000:03:00.0`.
     pub pci: PathBuf,
@@ -36,27 +36,27 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Opens it again, with a channel of its own.
+    /// Opens it again, with a separate channel.
     pub fn open(&self) -> anyhow::Result<peerbar_gds::Gpu> {
         peerbar_gds::Gpu::open(self.node).with_context(|| format!("GPU {}", self.name))
     }
 
-    /// The number in the name of its device file.
+    /// Returns the number in the name of its device file.
     pub fn node(&self) -> u32 {
         self.node
     }
 
-    /// Its device file.
+    /// Returns its device file.
     pub fn node_path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/{NODE}{}", self.node))
     }
 
-    /// Its p2pmem.
+    /// Returns its p2pmem.
     pub fn pool(&self) -> Pool {
         Pool::of(&self.pci)
     }
 
-    /// How many bytes of its VRAM are free.
+    /// Returns the free bytes of its VRAM.
     pub fn free_vram(&self) -> anyhow::Result<u64> {
         Ok(self.pool().state()?.available)
     }
@@ -71,7 +71,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Its properties, for messages.
+    /// Returns its properties, for messages.
     pub(crate) fn description(&self) -> String {
         match self.open() {
             Ok(gpu) => format!("{:?}", gpu.properties()),
@@ -79,12 +79,12 @@ impl Gpu {
         }
     }
 
-    /// The bus address at which its aperture starts.
+    /// Returns the bus address at which its aperture starts.
     pub fn aperture_start(&self) -> anyhow::Result<u64> {
         bar_start(&self.pci, APERTURE)
     }
 
-    /// `bytes` as what it must have moved.
+    /// Returns `bytes` as the payload that it must have moved.
     pub fn share(&self, bytes: u64) -> Share {
         Share {
             number: self.number,
@@ -94,10 +94,10 @@ impl Gpu {
     }
 }
 
-/// All GPUs of `plan`, each with its device file.
+/// Returns all GPUs of `plan`, each with its device file.
 ///
 /// # Errors
-/// Each GPU that is not there yet, with what was seen instead.
+/// Each GPU that is not there yet, with the state that was seen instead.
 pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Gpu>> {
     let first = u32::try_from(plan.devices.len())?;
     let mut found = Vec::new();
@@ -120,7 +120,8 @@ pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Gpu>> {
     Ok(found)
 }
 
-/// The directory in sysfs of the GPU with this index in the plan, and the number of its device file.
+/// Returns the directory in sysfs of the GPU with this index in the plan, and the number of its
+/// device file.
 fn find(roots: &Roots, index: u32) -> anyhow::Result<(PathBuf, u32)> {
     let wanted = u64::from(index).saturating_add(1);
     let pci = with_subsystem(roots, wanted)?;
@@ -158,7 +159,7 @@ fn with_subsystem(roots: &Roots, wanted: u64) -> anyhow::Result<PathBuf> {
     )
 }
 
-/// Numbers of the device files that are there.
+/// Returns the numbers of the existing device files.
 fn nodes(roots: &Roots) -> Vec<u32> {
     let entries = fs::read_dir(&roots.dev).into_iter().flatten().flatten();
     let number = |name: &str| name.strip_prefix(NODE)?.parse().ok();

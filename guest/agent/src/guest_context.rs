@@ -1,4 +1,4 @@
-//! What checks work with.
+//! The context in which checks run.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -22,10 +22,10 @@ use crate::tools::Tools;
 use crate::uevents::Uevents;
 use peerbar_pattern::Pattern;
 
-/// Why a check that works in the tools root cannot.
+/// The reason why a check that needs the tools root cannot run.
 pub(crate) const NO_TOOLS_ROOT: &str = "the guest has no tools root: write `tools = true` in the scenario, or call `tools()` of its builder";
 
-/// How long the devices may take to come up.
+/// Time limit for the devices to come up.
 const DEVICE_TIME_OUT: Duration = Duration::from_secs(30);
 
 /// The guest, ready for checks.
@@ -35,9 +35,10 @@ pub struct GuestContext {
     pub controllers: Vec<Controller>,
     /// The GPUs under test, in the order of the plan.
     pub gpus: Vec<Gpu>,
-    /// The RDMA network adapters under test, in the order of the plan, with the names that they had once the guest was ready.
+    /// The RDMA network adapters under test, in the order of the plan, with the names that they had
+    /// once the guest was ready.
     pub(crate) nics: Vec<Nic>,
-    /// The kernel's announcements, to wait for it.
+    /// The kernel's announcements, for waiting.
     pub uevents: Uevents,
     modules: Modules,
     /// The launcher, which reads the devices' counters.
@@ -50,7 +51,7 @@ pub struct GuestContext {
 }
 
 impl GuestContext {
-    /// The guest once its devices are up.
+    /// Makes the context once the devices are up.
     pub(crate) fn new(
         plan: &Plan,
         modules: Modules,
@@ -91,7 +92,7 @@ impl GuestContext {
         })
     }
 
-    /// Returns the guest as a program sees it that a check of the kind `program` runs.
+    /// Returns the guest as a program run by a check of the kind `program` sees it.
     ///
     /// # Errors
     /// No check has started this process, or not all devices are up.
@@ -100,7 +101,7 @@ impl GuestContext {
         Self::new(&plan, Modules::open()?, Uevents::open()?, port)
     }
 
-    /// The device that the plan calls `name`.
+    /// Returns the device that the plan calls `name`.
     pub(crate) fn controller(&self, name: &str) -> anyhow::Result<&Controller> {
         let found = self
             .controllers
@@ -119,8 +120,8 @@ impl GuestContext {
         })
     }
 
-    /// The tools root, if the plan has one. It is mounted at the first call: mounting is slow under emulation,
-    /// and a run without such a check does not need it.
+    /// Returns the tools root, if the plan has one. It is mounted at the first call: mounting is
+    /// slow under emulation, and a run without such a check does not need it.
     pub(crate) fn tools(&self) -> anyhow::Result<Option<Tools>> {
         let mut tools = self.tools.lock();
         if self.plan.tools && tools.is_none() {
@@ -134,12 +135,12 @@ impl GuestContext {
         self.tools()?.context(NO_TOOLS_ROOT)
     }
 
-    /// Time that a check has that asks for this number of `seconds`, if it does.
+    /// Returns the time limit of a check that asks for this number of `seconds`, if it does.
     pub(crate) fn limit(&self, seconds: Option<u32>) -> Duration {
         Duration::from_secs(seconds.unwrap_or(self.plan.check_seconds).into())
     }
 
-    /// Shows a line of a command that is at work, if that is wanted.
+    /// Shows a line of a running command, if that is wanted.
     pub(crate) fn show(&self, line: &str) {
         if !self.plan.live {
             return;
@@ -149,8 +150,8 @@ impl GuestContext {
         }
     }
 
-    /// What stands for the devices in commands. An adapter without a driver keeps the names that it had once the guest was ready, so that
-    /// a command can bind one.
+    /// Returns the values of the placeholders for devices in commands. An adapter without a driver
+    /// keeps the names that it had once the guest was ready, so that a command can bind one.
     pub(crate) fn placeholders(&self) -> Placeholders {
         let roots = Roots::of_the_guest();
         let nics = self.nics.iter();
@@ -160,7 +161,7 @@ impl GuestContext {
         Placeholders::of(&self.controllers, &self.gpus, &nics)
     }
 
-    /// Starts programs for the host from now on.
+    /// Starts to run programs for the host.
     pub(crate) fn start_exec_server(&self, host_folder: HostFolder) -> anyhow::Result<()> {
         self.tools()?
             .context("the plan wants programs of the host, and has no tools root")?;
@@ -178,7 +179,7 @@ impl GuestContext {
         self.modules.load(name, parameters)
     }
 
-    /// Each device's name and its index in the plan.
+    /// Returns each device's name and its index in the plan.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (&str, u32)> {
         let controllers = self.controllers.iter();
         let gpus = self.gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.number));
@@ -188,20 +189,20 @@ impl GuestContext {
         controllers.chain(gpus).chain(nics)
     }
 
-    /// The GPU that the plan calls `name`.
+    /// Returns the GPU that the plan calls `name`.
     pub(crate) fn gpu(&self, name: &str) -> anyhow::Result<&Gpu> {
         let found = self.gpus.iter().find(|gpu| gpu.name == name);
         found.with_context(|| format!("the plan has no GPU {name:?}"))
     }
 
-    /// The RDMA network adapter that the plan calls `name`, with the names that it has now.
+    /// Returns the RDMA network adapter that the plan calls `name`, with the names that it has now.
     pub(crate) fn nic(&self, name: &str) -> anyhow::Result<Nic> {
         let found = self.nics.iter().find(|nic| nic.name == name);
         let found = found.with_context(|| format!("the plan has no adapter {name:?}"))?;
         found.now(&Roots::of_the_guest())
     }
 
-    /// The p2pmem of the device or GPU that the plan calls `name`.
+    /// Returns the p2pmem of the device or GPU that the plan calls `name`.
     pub fn provider(&self, name: &str) -> anyhow::Result<Provider> {
         if let Ok(gpu) = self.gpu(name) {
             return Ok(Provider {
@@ -218,7 +219,7 @@ impl GuestContext {
         })
     }
 
-    /// The controller that the plan calls `name`, which must have a CMB.
+    /// Returns the controller that the plan calls `name`, which must have a CMB.
     pub(crate) fn with_cmb(&self, name: &str) -> anyhow::Result<&Controller> {
         let controller = self.controller(name)?;
         if controller.cmb_bytes == 0 {
@@ -229,12 +230,12 @@ impl GuestContext {
         Ok(controller)
     }
 
-    /// A pattern for the disk of `controller` that was never used before.
+    /// Returns a pattern for the disk of `controller` that was never used before.
     pub fn fresh_pattern(&self, controller: &Controller) -> Pattern {
         self.fresh_pattern_of(controller.number)
     }
 
-    /// A pattern for the device with this index in the plan that was never used before.
+    /// Returns a pattern for the device with this index in the plan that was never used before.
     pub(crate) fn fresh_pattern_of(&self, number: u32) -> Pattern {
         Pattern {
             disk: number,
@@ -243,18 +244,19 @@ impl GuestContext {
     }
 }
 
-/// A number at random: a disk that outlives the guest may have what a check of an earlier boot wrote.
+/// Returns a random number: a disk that outlives the guest may contain data that a check of an
+/// earlier boot wrote.
 fn first_round() -> u64 {
-    // Half of the numbers, so that none of a boot wraps around.
+    // Half of the range, so that no number of a boot wraps around.
     RandomState::new().hash_one(std::process::id()) >> 1
 }
 
-/// A device that gives its memory to others.
+/// A device that provides memory to others.
 #[derive(Debug)]
 pub struct Provider {
-    /// What the kernel has of it.
+    /// The kernel's pool of its memory.
     pub pool: Pool,
-    /// Size of the memory in bytes, of the plan.
+    /// Size of the memory in bytes, according to the plan.
     pub(crate) bytes: u64,
     /// The device's own properties, for messages.
     pub(crate) description: String,

@@ -1,4 +1,5 @@
-//! The kernel's search for leaks (Linux, Documentation/dev-tools/kmemleak.rst), which kernels for debugging have.
+//! The kernel's search for leaks (Linux, Documentation/dev-tools/kmemleak.rst), which debug kernels
+//! have.
 
 use std::fs;
 use std::path::Path;
@@ -11,23 +12,24 @@ use crate::mounts;
 
 const FILE: &str = "/sys/kernel/debug/kmemleak";
 
-/// The kernel reports memory that is at least so old, and has not changed since the scan before (mm/kmemleak.c,
-/// `MSECS_MIN_AGE`).
+/// The kernel reports memory that has at least this age, and has not changed since the previous
+/// scan (mm/kmemleak.c, `MSECS_MIN_AGE`).
 const AGE: Duration = Duration::from_secs(5);
 
-/// What a report of the kernel begins with, for each object.
+/// Start of the kernel's report about each object.
 const OBJECT: &str = "unreferenced object";
 
-/// Functions that the backtrace of a leak of Linux itself names. `dma_buf_free_sgt` calls `sg_free_table` with `orig_nents` 0, which
-/// frees no entries: each mapping of a dma-buf of vfio-pci leaks its scatter list (Linux 7.3, drivers/dma-buf/dma-buf-mapping.c).
+/// Functions in the backtrace of a leak of Linux itself. `dma_buf_free_sgt` calls `sg_free_table`
+/// with `orig_nents` 0, which frees no entries: each mapping of a dma-buf of vfio-pci leaks its
+/// scatter list (Linux 7.3, drivers/dma-buf/dma-buf-mapping.c).
 const KNOWN: [&str; 3] = [
     "sg_kmalloc+",
     "dma_buf_phys_vec_to_sgt+",
     "vfio_pci_dma_buf_map+",
 ];
 
-/// Memory of the kernel to which nothing refers any more, in the kernel's words, but for [`KNOWN`] leaks. A kernel without CONFIG_DEBUG_KMEMLEAK
-/// reports none.
+/// Returns the kernel's report of memory to which nothing refers any more, without the [`KNOWN`]
+/// leaks. A kernel without CONFIG_DEBUG_KMEMLEAK reports none.
 ///
 /// # Errors
 /// The search is off, though the kernel has it.
@@ -45,10 +47,11 @@ pub(crate) fn leaks() -> anyhow::Result<Vec<String>> {
     Ok(lines(&report))
 }
 
-/// The lines of a report without those of known leaks, after one with the number of objects.
+/// Returns the lines of a report without those of known leaks, after a line with the number of
+/// objects.
 fn lines(report: &str) -> Vec<String> {
     let (mut objects, mut lines) = (0, Vec::new());
-    // What is before the first is no object.
+    // The text before the first one is not an object.
     for object in report.split(OBJECT).skip(1) {
         if KNOWN.iter().all(|function| object.contains(function)) {
             continue;

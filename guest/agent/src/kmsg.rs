@@ -10,15 +10,16 @@ use rustix::fs::{Mode, OFlags};
 /// The kernel has warned (Linux, Documentation/admin-guide/tainted-kernels.rst: bit 9).
 const TAINT_WARN: u64 = 1 << 9;
 
-/// How many lines are shown from the first bad one on.
+/// Number of lines shown from the first bad one on.
 const SHOWN: usize = 40;
 
-/// How many lines are shown of those that are no check's.
+/// Number of lines shown that belong to no check.
 const SHOWN_OUTSIDE: usize = 200;
-/// Most messages that are searched for them: a program may log faster than they are read.
+/// Limit of the messages searched for them: a program may log faster than they are read.
 const SEARCHED: usize = 1 << 16;
 
-/// The console's level, and the least that shows warnings: the console shows messages of lower levels (proc_sys_kernel(5), `printk`).
+/// The console's level, and the lowest one that shows warnings: the console shows messages of lower
+/// levels (proc_sys_kernel(5), `printk`).
 const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
 const WITH_WARNINGS: u32 = 5;
 
@@ -27,15 +28,17 @@ const WITH_WARNINGS: u32 = 5;
 pub struct KernelLog {
     file: File,
     taint: String,
-    /// Messages were overwritten before they were read, since the last call of [`KernelLog::complaints`].
+    /// `true` if messages were overwritten before they were read, since the last call of
+    /// [`KernelLog::complaints`].
     has_lost: bool,
-    /// Texts of which a line that reports a fault of an IOMMU has one.
+    /// Texts that identify a line about a fault of an IOMMU.
     iommu_faults: Vec<String>,
 }
 
 impl KernelLog {
-    /// The log from the kernel's start on. The taint counts from now on: loading a module that is not the kernel's
-    /// own sets it. A line with one of `iommu_faults` reports a fault of an IOMMU.
+    /// Opens the log from the kernel's start on. The taint counts from now on: loading a module
+    /// that is not part of the kernel sets it. A line with one of `iommu_faults` reports a fault of
+    /// an IOMMU.
     pub fn open(iommu_faults: &[String]) -> anyhow::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
@@ -48,7 +51,7 @@ impl KernelLog {
         })
     }
 
-    /// The log from now on, in which no line counts as a fault of an IOMMU.
+    /// Opens the log from now on. No line counts as a fault of an IOMMU.
     pub fn from_now_on() -> anyhow::Result<Self> {
         let mut log = KernelLog::open(&[])?;
         log.file
@@ -57,7 +60,7 @@ impl KernelLog {
         Ok(log)
     }
 
-    /// What has gone wrong in the kernel since the last call, where what is `expected` is no wrong.
+    /// Returns the kernel's complaints since the last call, without the `expected` ones.
     pub(crate) fn complaints(&mut self, expected: &Expected<'_>) -> Complaints {
         let mut known = KnownWarnings::of(expected.warnings);
         let messages = messages(&mut self.file, &mut self.has_lost);
@@ -78,19 +81,19 @@ impl KernelLog {
         complaints
     }
 
-    /// The bad lines since the last call that a console with warnings shows. Faults of an IOMMU are not among them: a program of the host may
-    /// want them.
+    /// Returns the bad lines since the last call that a console with warnings shows, without faults
+    /// of an IOMMU, which a program of the host may cause on purpose.
     pub(crate) fn complaints_outside_of_checks(&mut self) -> Vec<String> {
         bad_lines(records(&mut self.file, &mut self.has_lost))
     }
 
-    /// The lines that the kernel has logged since the last call, or since the start.
+    /// Returns the lines that the kernel has logged since the last call, or since the start.
     pub fn new_messages(&mut self) -> impl Iterator<Item = String> {
         messages(&mut self.file, &mut self.has_lost)
     }
 }
 
-/// Has the console show warnings from now on, if it does not.
+/// Makes the console show warnings from now on, if it does not.
 pub(crate) fn let_warnings_through() -> anyhow::Result<()> {
     let levels = fs::read_to_string(CONSOLE_LEVEL)
         .with_context(|| format!("cannot read {CONSOLE_LEVEL}"))?;
@@ -116,7 +119,8 @@ fn bad_lines(records: impl Iterator<Item = Vec<u8>>) -> Vec<String> {
         .collect()
 }
 
-/// Whether a record is a warning or worse. Its first number has the facility above the level.
+/// Returns `true` if a record is a warning or worse. Its first number has the facility above the
+/// level.
 fn is_warning(record: &[u8]) -> bool {
     let end = record.iter().position(|byte| *byte == b',');
     let priority = end.and_then(|end| std::str::from_utf8(record.get(..end)?).ok());
@@ -124,12 +128,12 @@ fn is_warning(record: &[u8]) -> bool {
     priority.is_some_and(|priority| priority % 8 < WITH_WARNINGS)
 }
 
-/// The messages of a log up to its end. `has_lost` is set where some were overwritten.
+/// Returns the messages of a log up to its end. Sets `has_lost` if some were overwritten.
 fn messages(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = String> {
     records(log, has_lost).map(|record| message(&record))
 }
 
-/// The records of a log up to its end, one for each read, as /dev/kmsg gives them.
+/// Returns the records of a log up to its end, one for each read, as /dev/kmsg provides them.
 fn records(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = Vec<u8>> {
     let mut record = [0; 8192];
     std::iter::from_fn(move || {
@@ -137,7 +141,7 @@ fn records(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = Vec
             match log.read(&mut record) {
                 Ok(0) => return None,
                 Ok(count) => return Some(record.get(..count).unwrap_or_default().to_vec()),
-                // The next record was overwritten. The read after that has the oldest that is left.
+                // The next record was overwritten. The read after that returns the oldest one left.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => *has_lost = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return None,
@@ -146,19 +150,19 @@ fn records(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = Vec
     })
 }
 
-/// What the kernel may say of a check without being against it.
+/// The kernel messages that do not count against a check.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expected<'a> {
-    /// Texts that it must say.
+    /// Required texts.
     pub(crate) texts: &'a [String],
-    /// Whether faults of an IOMMU are results like others.
+    /// `true` if faults of an IOMMU are normal results.
     pub(crate) faults: bool,
     /// Functions of its own that may warn.
     pub(crate) warnings: &'static [&'static str],
 }
 
 impl Expected<'_> {
-    /// Faults of an IOMMU, and no text.
+    /// Allows faults of an IOMMU, and no text.
     pub(crate) const FAULTS: Self = Self {
         texts: &[],
         faults: true,
@@ -166,18 +170,19 @@ impl Expected<'_> {
     };
 }
 
-/// What the kernel has said, or not, against a check.
+/// The kernel's messages against a check, and the missing ones.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Complaints {
-    /// Lines of its log from the first bad one on, and a change of its taint. Empty if nothing has gone wrong.
+    /// Lines of its log from the first bad one on, and a change of its taint. Empty if nothing has
+    /// gone wrong.
     pub(crate) lines: Vec<String>,
-    /// The texts that were expected in vain.
+    /// Expected texts that did not appear.
     pub(crate) missing: Vec<String>,
-    /// How many lines report a fault of an IOMMU.
+    /// Number of lines that report a fault of an IOMMU.
     pub(crate) faults: u64,
-    /// The first of those.
+    /// The first of those lines.
     pub(crate) fault: Option<String>,
-    /// Lines about the route of peer-to-peer DMA. They are no complaints.
+    /// Lines about the route of peer-to-peer DMA. They are not complaints.
     pub(crate) peer_to_peer: Vec<String>,
 }
 
@@ -213,7 +218,7 @@ fn sift(
     complaints
 }
 
-/// Whether two readings of the taint differ by nothing but that the kernel has warned.
+/// Returns `true` if two readings of the taint differ only by a kernel warning.
 fn only_warned(before: &str, after: &str) -> bool {
     let numbers = before.parse::<u64>().ok().zip(after.parse::<u64>().ok());
     numbers.is_some_and(|(before, after)| before | TAINT_WARN == after)
@@ -226,7 +231,8 @@ fn taint() -> String {
         .to_owned()
 }
 
-/// Whether a message gives the reason for a decision on peer-to-peer DMA (drivers/pci/p2pdma.c).
+/// Returns `true` if a message gives the reason for a decision on peer-to-peer DMA
+/// (drivers/pci/p2pdma.c).
 fn is_on_peer_to_peer(message: &str) -> bool {
     const PARTS: [&str; 5] = [
         "P2PDMA whitelist",
@@ -238,7 +244,8 @@ fn is_on_peer_to_peer(message: &str) -> bool {
     PARTS.iter().any(|part| message.contains(part))
 }
 
-/// The text of a record (Linux, Documentation/ABI/testing/dev-kmsg): after the prefix, without the dictionary.
+/// Returns the text of a record (Linux, Documentation/ABI/testing/dev-kmsg): after the prefix,
+/// without the dictionary.
 fn message(record: &[u8]) -> String {
     let text = String::from_utf8_lossy(record);
     let first = text.lines().next().unwrap_or_default();
@@ -248,7 +255,7 @@ fn message(record: &[u8]) -> String {
         .to_owned()
 }
 
-/// Whether the kernel complains: about itself, about a hang, or about memory.
+/// Returns `true` if the kernel complains about itself, about a hang, or about memory.
 fn is_bad(message: &str) -> bool {
     const STARTS: [&str; 5] = [
         "WARNING: ",
@@ -287,7 +294,7 @@ mod tests {
         sift(log, &["DMAR: [DMA ".to_owned()], expected, &mut known)
     }
 
-    /// What the reads of a log give, the last one first.
+    /// The results of reading a log, the last one first.
     struct Reads(Vec<io::Result<&'static str>>);
 
     impl Read for Reads {
@@ -326,7 +333,7 @@ mod tests {
         assert_eq!(sifted_of(log(), &warnings(&["known"])).lines.len(), 0);
         assert_eq!(sifted_of(log(), &warnings(&["other"])).lines.len(), 2);
         assert!(only_warned("12288", "12800"));
-        // Another bit beside it: the kernel has died.
+        // With another bit set as well: the kernel has died.
         assert!(!only_warned("12288", "12928"));
     }
 

@@ -1,4 +1,4 @@
-//! What a running check asks the launcher for, over the port of the report.
+//! The requests of a running check to the launcher, through the port of the report.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,10 +11,11 @@ use peerbar_report::{ClockSample, Counters, DeviceCounters, Line, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long an answer may take. Less than the time of a check, so that a check ends by itself without one.
+/// Time limit for an answer. It is shorter than the time of a check, so that a check without an
+/// answer ends by itself.
 const TIME_OUT: Duration = Duration::from_secs(15);
 
-/// Longest answer in bytes that is accepted.
+/// Longest accepted answer in bytes.
 const ANSWER_LIMIT: usize = 4 << 20;
 
 /// Characters of a line that is shown while a command runs.
@@ -27,14 +28,14 @@ pub struct Launcher(Mutex<Connection>);
 #[derive(Debug)]
 struct Connection {
     port: File,
-    /// Requests for counters that have been sent.
+    /// Number of requests for counters that have been sent.
     requests: u64,
-    /// What has been received and not been taken.
+    /// Data that has been received and not yet taken.
     received: Vec<u8>,
 }
 
 impl Launcher {
-    /// The launcher behind `port`, a port that blocks.
+    /// Makes the launcher behind `port`, a port that blocks.
     pub(crate) fn at(port: File) -> Self {
         Launcher(Mutex::new(Connection {
             port,
@@ -43,7 +44,7 @@ impl Launcher {
         }))
     }
 
-    /// Asks for the death of the server of the device `name`. Returns before it is dead.
+    /// Requests that the server of the device `name` be killed. Returns before it is dead.
     pub fn kill_server(&self, name: &str) -> anyhow::Result<()> {
         self.0.lock().send(&Line::Kill(name.to_owned()))
     }
@@ -51,7 +52,7 @@ impl Launcher {
     /// Shows a line that a command prints, while it runs.
     ///
     /// # Errors
-    /// The launcher does not read any more.
+    /// The launcher has stopped reading.
     pub(crate) fn show(&self, text: &str) -> anyhow::Result<()> {
         let text = text.replace(|c: char| c.is_control() && c != '\t', " ");
         let end = text.char_indices().nth(LONGEST_SHOWN).map(|(end, _)| end);
@@ -64,7 +65,7 @@ impl Launcher {
         let mut connection = self.0.lock();
         loop {
             let line = connection.line(None)?;
-            // An answer that came too late for its request is skipped.
+            // Skips an answer that came too late for its request.
             if serde_json::from_slice::<Counters>(&line).is_err() {
                 return serde_json::from_slice(&line).context(
                     "the launcher's request is none: are launcher and agent of one build?",
@@ -73,36 +74,37 @@ impl Launcher {
         }
     }
 
-    /// The DMA counters of all devices at a moment between call and return, by name. No device has a part in that, so it
-    /// works while one hangs.
+    /// Returns the DMA counters of all devices, by name, at a moment between call and return. No
+    /// device takes part in this, so it works while one hangs.
     ///
     /// # Errors
-    /// No answer in time, or one that is none.
+    /// No answer in time, or an invalid one.
     pub(crate) fn counters(&self) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
         Ok(self.answer()?.devices)
     }
 
-    /// All that the launcher answers to a request for counters.
+    /// Returns the launcher's complete answer to a request for counters.
     ///
     /// # Errors
-    /// As [`Launcher::counters`].
+    /// As for [`Launcher::counters`].
     pub(crate) fn answer(&self) -> anyhow::Result<Counters> {
         self.0.lock().counters(TIME_OUT)
     }
 
-    /// For how long the host's processors have worked as those of this guest, if the host knows.
+    /// Returns the time that the host's processors have worked as those of this guest, if the host
+    /// knows it.
     ///
     /// # Errors
-    /// As [`Launcher::counters`].
+    /// As for [`Launcher::counters`].
     pub(crate) fn processor_time(&self) -> anyhow::Result<Option<Duration>> {
         let time = self.0.lock().counters(TIME_OUT)?.processors_ns;
         Ok(time.map(Duration::from_nanos))
     }
 
-    /// The launcher's clock, between two readings of the guest's.
+    /// Returns the launcher's clock, between two readings of the guest's.
     ///
     /// # Errors
-    /// As [`Launcher::counters`].
+    /// As for [`Launcher::counters`].
     pub(crate) fn clock(&self) -> anyhow::Result<ClockSample> {
         let mut connection = self.0.lock();
         let before = now_ns()?;
@@ -116,7 +118,7 @@ impl Launcher {
     }
 }
 
-/// CLOCK_MONOTONIC in nanoseconds.
+/// Returns CLOCK_MONOTONIC in nanoseconds.
 fn now_ns() -> anyhow::Result<u64> {
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic))?;
     Ok(u64::try_from(now.as_nanos())?)
@@ -143,7 +145,8 @@ impl Connection {
         }
     }
 
-    /// The next line, without its newline, by a deadline and the time-out that it stands for, if there is one.
+    /// Returns the next line, without its newline. Fails at the deadline, if there is one, with the
+    /// time-out that it stands for.
     fn line(&mut self, limit: Option<(Instant, Duration)>) -> anyhow::Result<Vec<u8>> {
         loop {
             if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
@@ -218,7 +221,7 @@ mod tests {
     #[test]
     fn counters_are_those_of_the_latest_request() {
         let (agent, launcher) = connected();
-        // A late answer to nothing, and the right one in two pieces.
+        // A late answer to an earlier request, and the right one in two pieces.
         let answers = thread::spawn(move || {
             let mut lines = BufReader::new(launcher.try_clone().unwrap()).lines();
             assert_eq!(lines.next().unwrap().unwrap(), "# counters 1");

@@ -1,7 +1,8 @@
 //! PID 1 of the guest: loads drivers, runs checks, reports KTAP.
 //!
-//! In order of a boot: `mounts` and `modules` make the guest usable, `port` brings the plan, `session` works it off, and
-//! `power` ends it. Errors before there is a report are printed on the console.
+//! In order of a boot: `mounts` and `modules` make the guest usable, `port` receives the plan,
+//! `session` executes it, and `power` ends it. Errors before there is a report are printed on the
+//! console.
 
 #![deny(unsafe_code)]
 
@@ -49,7 +50,8 @@ mod watchdog;
 
 use std::process::ExitCode;
 
-/// The program: PID 1 of a guest with its child that runs the checks, or one of the processes that this child starts.
+/// Returns the program: PID 1 of a guest with its child that runs the checks, or one of the
+/// processes that this child starts.
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let role = arguments.next();
@@ -76,7 +78,7 @@ pub fn main() -> ExitCode {
     power::off()
 }
 
-/// How a process of the agent's that is not PID 1 has ended.
+/// Reports the end of a process of the agent that is not PID 1.
 fn ended(what: &str, outcome: anyhow::Result<()>) -> ExitCode {
     let Err(error) = outcome else {
         return ExitCode::SUCCESS;

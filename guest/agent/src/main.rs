@@ -1,4 +1,5 @@
-//! PID 1 of the guest. It is the library, linked statically by `scripts/build`, since the initramfs has no other libraries.
+//! PID 1 of the guest. It is the library, linked statically by `scripts/build`, since the initramfs
+//! has no other libraries.
 
 #![forbid(unsafe_code)]
 

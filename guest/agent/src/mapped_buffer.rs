@@ -13,17 +13,17 @@ use peerbar_mapping::Mapping;
 pub struct MappedBuffer(Mapping);
 
 impl MappedBuffer {
-    /// New guest RAM.
+    /// Allocates guest RAM.
     pub fn guest_ram(length: usize) -> io::Result<Self> {
         Mapping::private(length as u64).map(Self)
     }
 
-    /// A part of a file, such as a device's memory.
+    /// Maps a part of a file, such as a device's memory.
     pub fn shared(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
         Mapping::of_file(file, offset, length as u64).map(Self)
     }
 
-    /// Where its bytes from `offset` on are.
+    /// Returns the address of its bytes from `offset` on.
     pub fn address(&self, offset: usize, length: usize) -> io::Result<NonNull<u8>> {
         let end = offset.saturating_add(length) as u64;
         Ok(self.0.pointer(offset as u64..end)?.0)
@@ -41,7 +41,7 @@ impl MappedBuffer {
         whole("write", count, length, offset)
     }
 
-    /// A copy of its first `length` bytes.
+    /// Copies its first `length` bytes.
     pub fn to_vec(&self, length: usize) -> anyhow::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.0.read(0, &mut bytes)?;
@@ -54,7 +54,7 @@ impl MappedBuffer {
     }
 }
 
-/// A transfer that moved less than all has failed.
+/// Fails if a transfer moved less than all.
 fn whole(what: &str, count: io::Result<u64>, length: usize, offset: u64) -> anyhow::Result<()> {
     match count {
         Ok(count) if count == length as u64 => Ok(()),

@@ -1,10 +1,11 @@
-//! Parameters of modules on the kernel's command line, `nvme.io_timeout=3`. The kernel sets those of what is built into it; the
-//! program that loads a module must pass those of the module (Linux, Documentation/admin-guide/kernel-parameters.rst).
+//! Parameters of modules on the kernel's command line, `nvme.io_timeout=3`. The kernel sets those
+//! of its built-in modules. The program that loads a module must pass its parameters (Linux,
+//! Documentation/admin-guide/kernel-parameters.rst).
 
 use crate::modules::normal;
 
-/// The parameters that a kernel's command line has for `module`, as finit_module(2) takes them. Quotes stay around values with
-/// spaces. What follows `--` is for init.
+/// Returns the parameters that a kernel's command line has for `module`, as finit_module(2) takes
+/// them. Quotes stay around values with spaces. Words after `--` are for init.
 pub(crate) fn of(command_line: &str, module: &str) -> String {
     let words = words(command_line);
     let words = words.iter().map(String::as_str);
@@ -15,7 +16,8 @@ pub(crate) fn of(command_line: &str, module: &str) -> String {
     parameters.collect::<Vec<_>>().join(" ")
 }
 
-/// The words of a command line. Spaces in double quotes separate none; quotes around a whole word are put around its value.
+/// Returns the words of a command line. Spaces in double quotes do not separate words; quotes
+/// around a whole word are moved to its value.
 fn words(command_line: &str) -> Vec<String> {
     let mut quoted = false;
     let words = command_line.trim().split(|letter: char| {

@@ -13,13 +13,14 @@ use rustix::system::finit_module;
 use crate::kmsg::KernelLog;
 use crate::module_options;
 
-/// How many lines of the kernel's log are shown of a module that it refuses.
+/// Number of lines of the kernel's log shown for a module that it refuses.
 const SAID: usize = 8;
 
 /// The folder of the modules. A process in the tools root can use this path, too.
 pub const DIRECTORY: &str = "/proc/1/root/modules";
 
-/// The modules of the initramfs, and which of them have been asked for. Several threads may load some at once.
+/// The modules of the initramfs, and those that have been requested. Several threads may load
+/// modules at once.
 #[derive(Debug)]
 pub(crate) struct Modules {
     index: Index,
@@ -32,7 +33,7 @@ pub(crate) struct Modules {
 
 #[derive(Debug, Default)]
 struct AskedFor {
-    /// The parameters of each module that was loaded.
+    /// The parameters of each loaded module.
     loaded: BTreeMap<String, String>,
     built_in: BTreeSet<String>,
 }
@@ -54,17 +55,18 @@ impl Modules {
         })
     }
 
-    /// Gives a module these parameters whenever it is loaded, also if another one brings it.
+    /// Sets parameters for a module, which it gets whenever it is loaded, even as a dependency of
+    /// another one.
     pub(crate) fn set_parameters(&mut self, name: &str, parameters: &str) {
         self.planned.insert(normal(name), parameters.to_owned());
     }
 
-    /// Loads `name` with `parameters`, or with those of the plan, its dependencies before it, and its soft dependencies. Each
-    /// module also has those that the kernel's command line has for
-    /// it, which come last and so win. One that is loaded already is fine; one that the
-    /// initramfs does not have is taken as built into the kernel. One that another thread is loading is waited for, by the
-    /// kernel. A parameter that the module does not have is an error. A soft dependency that the kernel refuses is one on the console
-    /// alone.
+    /// Loads `name` with `parameters`, or with those of the plan, its dependencies before it, and
+    /// its soft dependencies. Each module also gets its parameters from the kernel's command line,
+    /// which come last and so win. A module that is loaded already is accepted; one that the
+    /// initramfs lacks is assumed to be built into the kernel. If another thread is loading it, the
+    /// kernel waits for that. A parameter that the module does not have is an error. If the kernel
+    /// refuses a soft dependency, that is only reported on the console.
     pub(crate) fn load(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
         let name = normal(name);
         let own = match parameters {
@@ -120,7 +122,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Checks that a module which is loaded has got these parameters: another one may have brought it before.
+    /// Checks that a loaded module has these parameters: another one may have loaded it before.
     fn check_given(&self, module: &str, parameters: &str) -> anyhow::Result<()> {
         let asked_for = self.asked_for();
         let mut loaded = asked_for.loaded.iter();
@@ -136,7 +138,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Names that were asked for and not found in the initramfs.
+    /// Returns names that were requested and not found in the initramfs.
     pub(crate) fn taken_as_built_in(&self) -> Vec<String> {
         self.asked_for().built_in.iter().cloned().collect()
     }
@@ -158,7 +160,8 @@ fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
     judge(loaded, said, module, &parameters)
 }
 
-/// Judges the result of loading `module` and the lines that the kernel has `said` about it: to the kernel, an unknown parameter is no error.
+/// Judges the result of loading `module` and the lines that the kernel has `said` about it: the
+/// kernel does not treat an unknown parameter as an error.
 fn judge(
     loaded: Result<(), Errno>,
     mut said: impl Iterator<Item = String>,
@@ -182,29 +185,30 @@ fn judge(
     }
 }
 
-/// Whether the kernel says in `line` that it ignores a parameter of `module` (kernel/module/main.c, `unknown_module_param_cb`).
+/// Returns `true` if `line` of the kernel says that it ignores a parameter of `module`
+/// (kernel/module/main.c, `unknown_module_param_cb`).
 fn is_on_unknown_parameter(line: &str, module: &str) -> bool {
     let said = line.split_once(": unknown parameter ");
     said.is_some_and(|(name, rest)| normal(name) == normal(module) && rest.ends_with(" ignored"))
 }
 
-/// `/modules/index`: each module with what it depends on.
+/// `/modules/index`: each module with its dependencies.
 #[derive(Debug)]
 struct Index {
     /// By normal name.
     modules: BTreeMap<String, Entry>,
 }
 
-/// A line of the index. All names but that of the file are normal ones.
+/// A line of the index. All names except that of the file are normal names.
 #[derive(Debug, Default)]
 struct Entry {
     /// The file's name, without `.ko`.
     file: String,
     /// Modules that must be loaded before.
     needs: Vec<String>,
-    /// Soft dependencies that come before it.
+    /// Soft dependencies before it.
     before: Vec<String>,
-    /// Soft dependencies that come after it.
+    /// Soft dependencies after it.
     after: Vec<String>,
 }
 
@@ -215,7 +219,7 @@ struct Step {
     module: String,
     /// The file's name, without `.ko`.
     file: String,
-    /// Whether the one that was asked for needs it, or is it.
+    /// `true` if it is the requested module or a dependency of it.
     is_required: bool,
 }
 
@@ -248,8 +252,8 @@ impl Index {
         }
     }
 
-    /// The modules that are loaded for `name`: each after those that it needs and after the soft dependencies that it wants before
-    /// it, and before those that it wants after it.
+    /// Returns the modules to load for `name`, in order: each after its dependencies and its soft
+    /// dependencies of kind `pre`, and before those of kind `post`.
     fn order(&self, name: &str) -> Vec<Step> {
         let mut order = Order {
             index: self,
@@ -268,7 +272,7 @@ impl Index {
         steps.map(step).collect()
     }
 
-    /// Adds `name` and all that it needs.
+    /// Adds `name` and all its dependencies.
     fn require(&self, name: &str, required: &mut BTreeSet<String>) {
         if let Some(entry) = self.modules.get(name) {
             if required.insert(name.to_owned()) {
@@ -305,7 +309,7 @@ impl Order<'_> {
     }
 }
 
-/// The kernel takes `-` and `_` in a module's name as the same.
+/// Returns the kernel treats `-` and `_` in a module's name as equal.
 pub(crate) fn normal(name: &str) -> String {
     name.replace('-', "_")
 }

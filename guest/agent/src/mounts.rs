@@ -42,12 +42,12 @@ pub(crate) fn essential() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Mounts the kernel's tracing where it belongs.
+/// Mounts the kernel's tracing file system at its usual place.
 pub(crate) fn tracing() -> anyhow::Result<()> {
     attach("tracefs", "/sys/kernel/tracing", "tracefs", None)
 }
 
-/// Mounts what the kernel shows for debugging, as far as it was built with that.
+/// Mounts the kernel's file systems for debugging that it was built with.
 pub(crate) fn debugging() -> anyhow::Result<()> {
     as_far_as_supported(&[
         ("tracefs", "/sys/kernel/tracing"),
@@ -55,7 +55,7 @@ pub(crate) fn debugging() -> anyhow::Result<()> {
     ])
 }
 
-/// Mounts what programs configure the kernel by, and its huge pages, as far as it was built with that.
+/// Mounts the file systems for kernel configuration and huge pages that the kernel was built with.
 pub(crate) fn for_programs() -> anyhow::Result<()> {
     as_far_as_supported(&[
         ("configfs", "/sys/kernel/config"),
@@ -77,7 +77,7 @@ pub(crate) fn scratch(target: &str) -> anyhow::Result<()> {
     attach("tmpfs", target, "tmpfs", Some(c"mode=1777"))
 }
 
-/// Whether the kernel has the file system `kind`.
+/// Returns `true` if the kernel has the file system `kind`.
 pub(crate) fn is_supported(kind: &str) -> anyhow::Result<bool> {
     let list = fs::read_to_string("/proc/filesystems").context("cannot read /proc/filesystems")?;
     Ok(list
@@ -88,7 +88,7 @@ pub(crate) fn is_supported(kind: &str) -> anyhow::Result<bool> {
 fn attach(source: &str, target: &str, kind: &str, options: Option<&CStr>) -> anyhow::Result<()> {
     fs::create_dir_all(target).with_context(|| format!("cannot create {target}"))?;
     match mount(source, target, kind, MountFlags::empty(), options) {
-        // The kernel mounts devtmpfs by itself where it is configured so.
+        // The kernel itself mounts devtmpfs if it is configured to do so.
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot mount {kind} on {target}")),
     }

@@ -12,7 +12,7 @@ use rustix::system::sethostname;
 
 use crate::tools::Tools;
 
-/// As in the tools root's `/etc/hostname`.
+/// The same as in the tools root's `/etc/hostname`.
 const NAME: &[u8] = b"peerbar";
 
 /// Joins QEMU's user network, whose addresses are fixed (QEMU's documentation, "Using the user mode network stack").
@@ -22,10 +22,10 @@ link set eth0 up
 route add default via 10.0.2.2
 END
 echo nameserver 10.0.2.3 > /etc/resolv.conf";
-/// How long that may take.
+/// Time limit for joining.
 const JOINED: Duration = Duration::from_secs(30);
 
-/// Names the guest, and brings the loopback interface up if the kernel has IPv4.
+/// Names the guest, and brings up the loopback interface if the kernel has IPv4.
 pub(crate) fn start() -> anyhow::Result<()> {
     sethostname(NAME).context("cannot set the host name")?;
     let Ok(socket) = socket_with(
@@ -36,7 +36,7 @@ pub(crate) fn start() -> anyhow::Result<()> {
     ) else {
         return Ok(());
     };
-    // SAFETY: `ifreq` consists of integers and a union of such, for which zeros are valid.
+    // SAFETY: `ifreq` consists of integers and a union of integers, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
         *to = libc::c_char::try_from(from)?;

@@ -9,7 +9,8 @@ use peerbar_report::Plan;
 
 use crate::devices::{Roots, attribute};
 
-/// PCI vendor ID of an Elastic Fabric Adapter, and start of its device IDs (Linux drivers/infiniband/hw/efa/efa_main.c).
+/// PCI vendor ID of an Elastic Fabric Adapter, and start of its device IDs (Linux
+/// drivers/infiniband/hw/efa/efa_main.c).
 const VENDOR: &str = "0x1d0f";
 const DEVICE: &str = "0xefa";
 
@@ -24,16 +25,16 @@ pub(crate) struct Nic {
     pub(crate) index: u32,
     /// `/sys/bus/pci/devices/0000:03:00.0`.
     pub(crate) pci: PathBuf,
-    /// What the kernel calls it: `efa_0`.
+    /// The kernel's name for it: `efa_0`.
     pub(crate) device: String,
     /// `/dev/infiniband/uverbs0`.
     pub(crate) verbs: PathBuf,
 }
 
-/// All adapters of `plan`.
+/// Returns all adapters of `plan`.
 ///
 /// # Errors
-/// Each adapter that is not there yet, with what was seen instead.
+/// Each adapter that is not there yet, with the state that was seen instead.
 pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Nic>> {
     let first = u32::try_from(plan.devices.len().saturating_add(plan.gpus.len()))?;
     let mut found = Vec::new();
@@ -50,7 +51,7 @@ pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Nic>> {
 }
 
 impl Nic {
-    /// The adapter with the names that it has now: a driver that is bound again may give others.
+    /// Returns the adapter with its present names: a driver that is bound again may give others.
     ///
     /// # Errors
     /// It has no driver, or is gone.
@@ -60,7 +61,7 @@ impl Nic {
     }
 }
 
-/// The adapter with this index among the adapters of the plan.
+/// Returns the adapter with this index among the adapters of the plan.
 fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Nic> {
     let pci = with_subsystem(roots, u64::from(index).saturating_add(1))?;
     let device = only_entry(&pci.join("infiniband"))?;
@@ -77,7 +78,7 @@ fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Ni
     })
 }
 
-/// The name of the only entry of a folder that a driver makes.
+/// Returns the name of the only entry of a folder that a driver makes.
 fn only_entry(folder: &Path) -> anyhow::Result<String> {
     let entries = fs::read_dir(folder).with_context(|| {
         format!(
@@ -145,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Has the driver give names to the adapter with this PCI address.
+    /// Gives names to the adapter with this PCI address, as the driver does.
     fn bind(roots: &Roots, (address, device, verbs): (&str, &str, &str)) {
         let pci = roots.sys.join("bus/pci/devices").join(address);
         fs::create_dir_all(pci.join("infiniband").join(device)).unwrap();

@@ -17,23 +17,23 @@ pub struct Pool {
 /// The state of the pool in sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct P2pmemState {
-    /// Size in bytes of all of it.
+    /// Total size in bytes.
     pub size: u64,
-    /// Bytes that are not allocated.
+    /// Free bytes.
     pub available: u64,
-    /// Whether other drivers may find it.
+    /// `true` if other drivers may find it.
     pub(crate) published: bool,
 }
 
 impl Pool {
-    /// The pool of the PCI device whose directory in sysfs is `pci`.
+    /// Returns the pool of the PCI device whose directory in sysfs is `pci`.
     pub fn of(pci: &Path) -> Self {
         Pool {
             directory: pci.join("p2pmem"),
         }
     }
 
-    /// The file to map memory from.
+    /// Returns the file to map memory from.
     pub(crate) fn allocate_file(&self) -> PathBuf {
         self.directory.join("allocate")
     }
@@ -63,7 +63,7 @@ impl Pool {
         file.with_context(|| format!("cannot open {}", path.display()))
     }
 
-    /// Takes `length` bytes out of the pool.
+    /// Allocates `length` bytes of the pool.
     pub(crate) fn map(&self, length: usize) -> anyhow::Result<MappedBuffer> {
         MappedBuffer::shared(&self.open()?, 0, length).with_context(|| {
             let available = self.state().map_or_else(

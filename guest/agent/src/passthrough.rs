@@ -1,4 +1,5 @@
-//! NVMe admin commands past the driver (Linux, include/uapi/linux/nvme_ioctl.h).
+//! NVMe admin commands that bypass the driver's own commands (Linux,
+//! include/uapi/linux/nvme_ioctl.h).
 
 #![expect(unsafe_code)]
 
@@ -14,8 +15,8 @@ const ADMIN_COMMAND: libc::c_ulong = 0xc048_4e41;
 /// NVMe Base 2.0, 5.16.
 const GET_LOG_PAGE: u8 = 0x02;
 
-/// How long the controller may take, in ms; less than the kernel's own 60 s, so that a check that asks a dead
-/// controller ends before its watchdog.
+/// Time limit of the controller, in ms. It is shorter than the kernel's own 60 s, so that a check
+/// that asks a dead controller ends before its watchdog.
 const TIMEOUT_MS: u32 = 20_000;
 
 /// `struct nvme_passthru_cmd`.
@@ -58,8 +59,9 @@ pub(crate) fn get_log_page(node: &File, page: u8, length: u32) -> anyhow::Result
         timeout_ms: TIMEOUT_MS,
         ..AdminCommand::default()
     };
-    // SAFETY: `command` has the layout that this request expects, and `data`, to which it points, is as long as it
-    // says and lives until the call returns; no reference to it is used meanwhile.
+    // SAFETY: `command` has the layout that this request expects, and `data`, to which it points,
+    // has the length that it states and lives until the call returns. No reference to it is used
+    // during the call.
     let status = unsafe { libc::ioctl(node.as_raw_fd(), ADMIN_COMMAND, &raw mut command) };
     match status {
         0 => Ok(data),
@@ -68,7 +70,7 @@ pub(crate) fn get_log_page(node: &File, page: u8, length: u32) -> anyhow::Result
     }
 }
 
-/// A status field as text (NVMe Base 2.0, 3.3.3.2.1).
+/// Describes a status field (NVMe Base 2.0, 3.3.3.2.1).
 fn describe(status: i32) -> String {
     let (kind, code) = (status >> 8 & 7, status & 0xff);
     let meaning = match (kind, code) {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::bail;
 
-/// Which function it is, as kernel drivers ask for it.
+/// The address of a function, as kernel drivers expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciFunction {
     /// The domain, or segment.
@@ -16,7 +16,7 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
-    /// The function with this directory in sysfs, `.../0000:03:00.0`.
+    /// Returns the function with this directory in sysfs, `.../0000:03:00.0`.
     pub fn of(pci: &Path) -> anyhow::Result<Self> {
         let address = pci.file_name().unwrap_or_default().to_string_lossy();
         let number = |text: &str| u32::from_str_radix(text, 16);

@@ -11,7 +11,8 @@ use crate::devices::attribute;
 use crate::guest_context::GuestContext;
 use crate::p2pmem::Pool;
 
-/// All functions, and the platform around them. What cannot be read is omitted: no check depends on it, only explanations.
+/// Returns all functions, and the platform around them. Unreadable data is omitted: no check
+/// depends on it, only explanations.
 pub(crate) fn found(guest: &GuestContext) -> Vec<Evidence> {
     let platform = platform(&read("/proc/cpuinfo")).map(Evidence::Platform);
     let functions = functions(Path::new("/sys"), &|pci| name(guest, pci));
@@ -41,7 +42,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// What the plan calls the function with this directory.
+/// Returns the plan's name for the function with this directory.
 fn name(guest: &GuestContext, pci: &Path) -> Option<String> {
     let controllers = guest
         .controllers
@@ -55,7 +56,8 @@ fn name(guest: &GuestContext, pci: &Path) -> Option<String> {
         .map(|(_, name)| name.clone())
 }
 
-/// The functions below `sys`, each after what it is plugged into, in the order of their addresses on each bus.
+/// Returns the functions below `sys`, each after its upstream port, in the order of their addresses
+/// on each bus.
 fn functions(sys: &Path, name: &dyn Fn(&Path) -> Option<String>) -> Vec<PciFunction> {
     let entries = fs::read_dir(sys.join("bus/pci/devices"))
         .into_iter()
@@ -107,7 +109,8 @@ fn function(sys: &Path, directory: &Path, name: Option<String>) -> anyhow::Resul
 struct ConfigSpace(File);
 
 impl ConfigSpace {
-    /// Most capabilities of each kind that fit the configuration space: a circular list ends, too.
+    /// Maximum number of capabilities of each kind that fit the configuration space, so that a
+    /// circular list ends, too.
     const MOST: usize = 1024;
     const PCI_EXPRESS: u8 = 0x10;
     const ACS: u16 = 0x0d;
@@ -124,7 +127,8 @@ impl ConfigSpace {
         Some(bytes)
     }
 
-    /// Device/Port Type, bits 7:4 of the register after the capability's header (PCIe Base 6.0, 7.5.3.2).
+    /// Returns Device/Port Type, bits 7:4 of the register after the capability's header (PCIe Base
+    /// 6.0, 7.5.3.2).
     fn port_type(&self) -> Option<u8> {
         let [mut at, ..] = self.dword(0x34)?;
         for _ in 0..Self::MOST {
@@ -137,7 +141,8 @@ impl ConfigSpace {
         None
     }
 
-    /// The ACS capability (PCIe Base 6.0, 7.7.11), found in the list of extended capabilities (7.6.3).
+    /// Returns the ACS capability (PCIe Base 6.0, 7.7.11), found in the list of extended
+    /// capabilities (7.6.3).
     fn acs(&self) -> Option<AcsRegisters> {
         let mut at = 0x100;
         for _ in 0..Self::MOST {
@@ -164,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// A root port with ACS and below it an endpoint with a circular list of capabilities.
+    /// Returns a root port with ACS, and below it an endpoint with a circular list of capabilities.
     fn guest() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let port = root.path().join("devices/pci0000:00/0000:00:02.0");

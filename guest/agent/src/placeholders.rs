@@ -1,4 +1,4 @@
-//! What placeholders of commands and programs stand for in this guest.
+//! The values of placeholders in commands and programs in this guest.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::nics::Nic;
 
-/// The value of each placeholder, by what is between its braces: `disk0:pci`.
+/// The value of each placeholder, by the text between its braces: `disk0:pci`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Placeholders(BTreeMap<String, String>);
 
 impl Placeholders {
-    /// Those of these devices.
+    /// Returns the placeholders of these devices.
     pub(crate) fn of(controllers: &[Controller], gpus: &[Gpu], nics: &[Nic]) -> Self {
         let mut all = Self::default();
         for controller in controllers {
@@ -46,7 +46,7 @@ impl Placeholders {
         all
     }
 
-    /// `text` with the values in place of the placeholders.
+    /// Returns `text` with the values in place of the placeholders.
     pub(crate) fn fill_in(&self, text: &str) -> anyhow::Result<String> {
         fill_in(text, |key| {
             let value = self.0.get(key).cloned();
@@ -60,7 +60,7 @@ impl Placeholders {
         self.0.insert(format!("{name}{part}"), value);
     }
 
-    /// The last part of a device's folder in sysfs is its PCI address.
+    /// Adds a PCI address, which is the last part of a device's folder in sysfs.
     fn add_pci(&mut self, name: &str, folder: &Path) {
         let address = folder.file_name().unwrap_or_default();
         self.add(name, ":pci", Path::new(address));

@@ -12,10 +12,10 @@ use rustix::fs::{Mode, OFlags, fcntl_setfl};
 
 use crate::uevents::Uevents;
 
-/// How long the port may take to appear, and the plan to come.
+/// Time limit for the port to appear, and for the plan to arrive.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-/// Longest plan in bytes that is accepted.
+/// Longest accepted plan in bytes.
 const PLAN_LIMIT: usize = 1 << 20;
 
 /// The open port.
@@ -28,14 +28,14 @@ impl Port {
     /// Waits for the report's port and opens it.
     pub(crate) fn open(uevents: &Uevents) -> anyhow::Result<Self> {
         let node = wait_for(PORT, uevents)?;
-        // Not blocking, because a read ends at once while the host has not connected.
+        // Non-blocking, because a read ends at once while the host has not connected.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(&node, flags, Mode::empty())
             .with_context(|| format!("cannot open the port {}", node.display()))?;
         Ok(Port { file: file.into() })
     }
 
-    /// Reads the launcher's line, and hands out the port to report to.
+    /// Reads the launcher's line. Returns the plan, and the port to report to.
     pub(crate) fn read_plan(mut self) -> anyhow::Result<(Plan, File)> {
         let line = self.read_line()?;
         let plan =
@@ -46,7 +46,8 @@ impl Port {
 
     /// Reads up to the first newline.
     ///
-    /// The port says "hung up" until the host connects, so only its edges show that there is more to read.
+    /// The port reports a hang-up until the host connects, so only an edge shows that there is more
+    /// to read.
     fn read_line(&mut self) -> anyhow::Result<Vec<u8>> {
         let edges = epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot create an epoll")?;
         let interest = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -78,7 +79,7 @@ impl Port {
         }
     }
 
-    /// Takes what there is; true once `line` is complete.
+    /// Takes the available data. Returns `true` once `line` is complete.
     fn drain(&mut self, line: &mut Vec<u8>) -> anyhow::Result<bool> {
         let mut chunk = [0; 4096];
         loop {
@@ -100,7 +101,7 @@ impl Port {
     }
 }
 
-/// Waits for the port for trace events and opens it, to be written.
+/// Waits for the port for trace events and opens it for writing.
 pub(crate) fn open_trace(uevents: &Uevents) -> anyhow::Result<File> {
     let node = wait_for(TRACE_PORT, uevents)?;
     let port = File::options().write(true).open(&node);
@@ -117,7 +118,7 @@ fn wait_for(name: &str, uevents: &Uevents) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The device node of the port of that name.
+/// Returns the device node of the port of that name.
 fn find(wanted: &str, class: &Path, dev: &Path) -> anyhow::Result<PathBuf> {
     let mut seen = Vec::new();
     for entry in fs::read_dir(class).into_iter().flatten().flatten() {

@@ -12,13 +12,14 @@ use rustix::termios::tcdrain;
 
 use crate::counters::has_virtio_iommu;
 
-/// How long the kernel may take to write back and to shut its devices down.
+/// Time limit for the kernel to write back and to shut down its devices.
 const TIME_OUT: Duration = Duration::from_secs(10);
-/// Drivers whose functions stay: of ports, of virtio devices, and of user space, which may still hold a function.
+/// Drivers whose functions stay: those of ports, of virtio devices, and of user space, which may
+/// still hold a function.
 const STAYING: [&str; 3] = ["pcieport", "virtio-pci", "vfio-pci"];
 
-/// Writes back and powers off. A hung device cannot keep the guest alive: the kernel then restarts at
-/// once, which ends a QEMU that was started with `-no-reboot`.
+/// Writes back and powers off. A hung device cannot keep the guest alive: after the time limit the
+/// kernel restarts at once, which ends a QEMU that was started with `-no-reboot`.
 pub(crate) fn off() -> ! {
     let (hold, held) = mpsc::channel::<()>();
     thread::spawn(|| {
@@ -46,12 +47,13 @@ pub(crate) fn off() -> ! {
     }
 }
 
-/// Removes the PCI functions that have a driver and are behind an IOMMU, whose domains end with them. Linux 7.3 resets a virtio-iommu before
-/// other devices when it powers off. A mapping that is flushed after that, 10 ms after its end or by a driver's shutdown, waits for the answer
-/// of that IOMMU with interrupts off, for good (drivers/iommu/virtio-iommu.c, `__viommu_sync_req`).
+/// Removes the PCI functions that have a driver and are behind an IOMMU, whose domains end with
+/// them. Linux 7.3 resets a virtio-iommu before other devices when it powers off. A mapping that is
+/// flushed after that, 10 ms after its end or by a driver's shutdown, waits forever for the answer
+/// of that IOMMU with interrupts off (drivers/iommu/virtio-iommu.c, `__viommu_sync_req`).
 ///
 /// # Errors
-/// The first of those that the system does not remove; the others are removed all the same.
+/// The first function that the system does not remove; the others are removed all the same.
 fn remove_functions(devices: &Path) -> io::Result<()> {
     let mut done = Ok(());
     for function in fs::read_dir(devices)? {
@@ -61,7 +63,7 @@ fn remove_functions(devices: &Path) -> io::Result<()> {
     done
 }
 
-/// [`remove_functions`] for one of them, which may be none of these.
+/// Applies [`remove_functions`] to one function, which may not qualify.
 fn remove_function(function: &Path) -> io::Result<()> {
     let Ok(driver) = fs::read_link(function.join("driver")) else {
         return Ok(());
@@ -105,7 +107,7 @@ mod tests {
         function("0000:03:00.0", None, true);
         function("0000:04:00.0", Some("nvme"), false);
         function("0000:05:00.0", Some("peerbar_gpu"), true);
-        // One that is gone just now holds up no other.
+        // A function that has just disappeared does not prevent the removal of others.
         let gone = ["0000:06:00.0", "0001:00:00.0", "ffff:00:00.0"];
         for address in gone {
             function(address, Some("nvme"), true);

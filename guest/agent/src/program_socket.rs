@@ -1,7 +1,8 @@
-//! The socket between the agent and a program of a check, by which this project's own programs know the guest as the agent does.
+//! The socket between the agent and a program of a check, through which this project's own programs
+//! know the guest as the agent does.
 //!
-//! A program inherits its end. It asks for the plan, and sends the requests that a check sends to the launcher, which the agent
-//! passes on.
+//! A program inherits its end. It asks for the plan, and sends a check's requests to the launcher,
+//! which the agent passes on.
 
 #![expect(unsafe_code)]
 
@@ -16,10 +17,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::launcher::Launcher;
 
-/// The environment variable of a program that has the number of its end's descriptor.
+/// The environment variable with the number of the descriptor of a program's end.
 pub(crate) const VARIABLE: &str = "PEERBAR_AGENT";
 
-/// The line by which a program asks for the plan.
+/// The line with which a program asks for the plan.
 const ASK_FOR_PLAN: &str = "plan";
 
 /// Answers a program until its end is closed.
@@ -61,10 +62,11 @@ pub(crate) fn connect() -> anyhow::Result<(Plan, File)> {
             "{VARIABLE} names no descriptor: start this program by a check of the kind `program`"
         )
     })?;
-    // SAFETY: the call takes any number, and fails if it is no open descriptor.
+    // SAFETY: the call takes any number, and fails if it is not an open descriptor.
     let inherited = unsafe { BorrowedFd::borrow_raw(number.into()) };
     fcntl_setfd(inherited, FdFlags::CLOEXEC).with_context(|| format!("{VARIABLE}={number}"))?;
-    // SAFETY: the agent has opened this descriptor for this process, and nothing else here has taken it.
+    // SAFETY: the agent has opened this descriptor for this process, and nothing else here has
+    // taken it.
     ask_for_plan(unsafe { File::from_raw_fd(number.into()) })
 }
 
@@ -72,7 +74,7 @@ fn ask_for_plan(mut port: File) -> anyhow::Result<(Plan, File)> {
     port.write_all(format!("{ASK_FOR_PLAN}\n").as_bytes())
         .context("cannot ask the agent for the plan")?;
     let mut plan = String::new();
-    // Nothing follows the plan unasked.
+    // Nothing follows the plan without a request.
     BufReader::new(&port)
         .read_line(&mut plan)
         .context("cannot read the plan")?;

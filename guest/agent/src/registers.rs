@@ -1,4 +1,4 @@
-//! Registers of a GPU, past its driver (devices/gpu/INTERFACE.md).
+//! Registers of a GPU, accessed without its driver (devices/gpu/INTERFACE.md).
 
 #![expect(unsafe_code)]
 
@@ -15,12 +15,12 @@ use crate::mapped_buffer::MappedBuffer;
 const BAR: usize = 64 << 10;
 /// Writing 1 takes a new snapshot of the counters.
 const SNAPSHOT: usize = 0x50;
-/// Where the snapshot is.
+/// Offset of the snapshot.
 const DMA_LOG: usize = 0xc000;
 /// Size of the log's head, and of each entry after it, in bytes.
 const HEAD: usize = 64;
 const ENTRY: usize = 32;
-/// Where the head says how many entries there are.
+/// Offset in the head of the number of entries.
 const COUNT: usize = 12;
 
 /// BAR 0 of a GPU, mapped.
@@ -30,7 +30,7 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Those of the PCI device whose directory in sysfs is `pci`.
+    /// Maps the registers of the PCI device whose directory in sysfs is `pci`.
     pub fn map(pci: &Path) -> anyhow::Result<Self> {
         let path = pci.join("resource0");
         let mut options = OpenOptions::new();
@@ -50,7 +50,7 @@ impl Registers {
         Ok(Registers { memory })
     }
 
-    /// The DMA counters as they are now.
+    /// Returns the present DMA counters.
     pub(crate) fn dma_log(&self) -> anyhow::Result<Vec<u8>> {
         self.write(SNAPSHOT, 1)?;
         let mut page = Vec::new();
@@ -73,7 +73,7 @@ impl Registers {
         Ok(())
     }
 
-    /// The 8 bytes at `offset`, a multiple of 8.
+    /// Reads the 8 bytes at `offset`, a multiple of 8.
     pub fn read(&self, offset: usize) -> anyhow::Result<u64> {
         let register = self.register::<u64>(offset)?;
         // SAFETY: `register` has found it inside the mapping, at its alignment.

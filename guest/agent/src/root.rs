@@ -1,4 +1,4 @@
-//! The tools root: the host's Debian tree, writable, with whatever the plan lays over it.
+//! The tools root: the host's Debian tree, writable, with the layers of the plan on top.
 
 use std::ffi::CString;
 use std::fs;
@@ -13,14 +13,15 @@ use rustix::mount::{MountFlags, mount, mount_bind_recursive};
 use crate::modules::Modules;
 use crate::mounts;
 
-/// Its path, as the agent has it, which is outside.
+/// Its path for the agent, which is outside of it.
 pub(crate) const ROOT: &str = "/tools";
-/// Where the folders are mounted that it is made of.
+/// The folder where its layers are mounted.
 const LAYERS: &str = "/layers";
-/// Where that is which programs write.
+/// The folder for files that programs write.
 const WRITTEN: &str = "/layers/written";
 
-/// Mounts the tools root below `layers`, the topmost first, and what programs expect in it.
+/// Mounts the tools root below `layers`, the topmost first, and the file systems that programs
+/// expect in it.
 pub(crate) fn mount_root(modules: &Modules, layers: &[String]) -> anyhow::Result<()> {
     modules.load("9pnet_virtio", "")?;
     modules.load("9p", "")?;
@@ -50,8 +51,9 @@ pub(crate) fn mount_root(modules: &Modules, layers: &[String]) -> anyhow::Result
     lend(Path::new(ROOT), Path::new("/"))
 }
 
-/// Links the files of the tools `root` that `outside` lacks into it. The kernel starts its own helpers there: `/sbin/modprobe` for a module that
-/// it needs, as that of a file system (Linux, Documentation/admin-guide/sysctl/kernel.rst, `modprobe`).
+/// Links files of the tools `root` into `outside` where they are missing. The kernel starts its own
+/// helpers there: `/sbin/modprobe` for a module that it needs, such as that of a file system
+/// (Linux, Documentation/admin-guide/sysctl/kernel.rst, `modprobe`).
 fn lend(root: &Path, outside: &Path) -> anyhow::Result<()> {
     let entries = fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))?;
     for entry in entries {
@@ -67,7 +69,7 @@ fn lend(root: &Path, outside: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lays what programs write over `layers`, and those over the tree.
+/// Stacks the folder for written files on `layers`, and those on the tree.
 fn mount_layers(layers: &[String]) -> anyhow::Result<()> {
     let tags = layers.iter().map(String::as_str).chain([Plan::TOOLS_TAG]);
     let mut lower = Vec::new();
@@ -88,8 +90,8 @@ fn mount_layers(layers: &[String]) -> anyhow::Result<()> {
         .with_context(|| format!("cannot lay {lower} over each other"))
 }
 
-/// Mounts the host's folder `tag` at `folder`. The launcher shares it read-only and nothing changes it meanwhile, so the guest
-/// may cache all of it.
+/// Mounts the host's folder `tag` at `folder`. The launcher shares it read-only and nothing changes
+/// it during the run, so the guest may cache all of it.
 fn attach(tag: &str, folder: &str) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {folder}"))?;
     let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=loose";
@@ -98,7 +100,8 @@ fn attach(tag: &str, folder: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Mounts a folder of the host's at `at` of the tools root. It changes while the guest runs, so the guest keeps nothing of it.
+/// Mounts a folder of the host at `at` of the tools root. It changes while the guest runs, so the
+/// guest caches nothing of it.
 pub(crate) fn mount_host_folder(tag: &str, at: &str, allowed: HostFolder) -> anyhow::Result<()> {
     let folder = format!("{ROOT}{at}");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {at} in the tools root"))?;

@@ -20,13 +20,13 @@ use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
 use crate::{kmemleak, kmsg, mounts, network, pci_tree, root, udev};
 
-/// Brings the guest up, takes the plan, and reports each of its checks.
+/// Brings up the guest, takes the plan, and reports each of its checks.
 ///
 /// # Errors
-/// Whatever keeps the agent from reporting.
+/// The reason why the agent cannot report.
 pub(crate) fn run() -> anyhow::Result<()> {
     mounts::sysfs()?;
-    // The kernel patches itself for it, and no module can be loaded meanwhile.
+    // The kernel patches itself for the probe, and cannot load modules at the same time.
     let watch = thread::spawn(Decisions::watch);
     mounts::essential()?;
     network::start()?;
@@ -94,12 +94,12 @@ fn prepare(
         modules.load(&module.name, &module.parameters)?;
     }
     let guest = GuestContext::new(plan, modules, uevents, port)?;
-    // Only now is it known what the placeholders stand for.
+    // Only now are the values of the placeholders known.
     for module in late {
         let parameters = guest.placeholders().fill_in(&module.parameters)?;
         guest.load_module_with(&module.name, &parameters)?;
     }
-    // Before udevd, which may give the network card another name.
+    // Before udevd, which may rename the network card.
     if plan.network {
         network::join(guest.required_tools()?)?;
     }
@@ -127,7 +127,7 @@ struct CheckRunner<'a> {
     /// Complaints of the kernel before the first check, which counts as their cause.
     earlier: Vec<String>,
     trace: Option<KernelTracing>,
-    /// A check hung: nothing can be said of checks after it.
+    /// `true` if a check hung: nothing can be said about later checks.
     hung: bool,
 }
 
@@ -169,14 +169,14 @@ impl<'a> CheckRunner<'a> {
                 self.run(&check, false)?;
             }
         }
-        // Those of programs of the host, which are no checks.
+        // Decisions for programs of the host, which are not checks.
         self.report_decisions(Vec::new())?;
         self.show_complaints();
         Ok(())
     }
 
-    /// Shows what the kernel has complained of outside of checks on the console, by which the launcher judges the run. The kernel may not
-    /// have shown it there: `quiet` and `dmesg -n` limit that.
+    /// Shows the kernel's complaints outside of checks on the console, by which the launcher judges
+    /// the run. The kernel may not have shown them there: `quiet` and `dmesg -n` limit that.
     fn show_complaints(&mut self) {
         if let Err(error) = kmsg::let_warnings_through() {
             eprintln!("peerbar-agent: {error:#}");
@@ -191,7 +191,7 @@ impl<'a> CheckRunner<'a> {
         }
     }
 
-    /// Reports what the kernel has decided since the last call, and what it has `said`.
+    /// Reports the kernel's decisions since the last call, and its messages in `said`.
     fn report_decisions(&mut self, said: Vec<String>) -> anyhow::Result<()> {
         let said = said.into_iter().map(Evidence::Message);
         for evidence in self.decisions.news().chain(said) {
@@ -200,7 +200,7 @@ impl<'a> CheckRunner<'a> {
         Ok(())
     }
 
-    /// Runs a check. What all of them have leaked counts against the last one.
+    /// Runs a check. Leaks of all checks count against the last one.
     fn run(&mut self, check: &Check, is_last: bool) -> anyhow::Result<()> {
         if self.hung {
             return refuse(
@@ -227,7 +227,7 @@ impl<'a> CheckRunner<'a> {
         }
         report_check(check, outcome, complaints, &measure, self.report)?;
         if self.hung {
-            // After the complaints were taken, for this looks like one.
+            // After the complaints were taken, since the output looks like one.
             watchdog::show_blocked_tasks()?;
         }
         if let Some(trace) = &mut self.trace {
@@ -237,7 +237,7 @@ impl<'a> CheckRunner<'a> {
     }
 }
 
-/// Leaks of the kernel, or why they are not known.
+/// Returns leaks of the kernel, or the reason why they are not known.
 fn leaks() -> Vec<String> {
     kmemleak::leaks().unwrap_or_else(|error| vec![format!("{error:#}")])
 }
@@ -275,8 +275,8 @@ fn judge(
     }
 }
 
-/// Reports one check. One during which the kernel complained of what the check does not expect has failed, whatever its own
-/// outcome.
+/// Reports one check. If the kernel complained unexpectedly during the check, it has failed,
+/// whatever its own outcome.
 fn report_check(
     check: &Check,
     outcome: anyhow::Result<CheckOutcome>,
@@ -318,7 +318,7 @@ fn refuse(check: &Check, reason: &str, report: &mut KtapWriter<File>) -> anyhow:
     Ok(report.result(&check.name(), &Verdict::Fail, &Measure::default())?)
 }
 
-/// Milliseconds since the kernel started.
+/// Returns the milliseconds since the kernel started.
 fn uptime_ms() -> anyhow::Result<u64> {
     let now = Duration::try_from(clock_gettime(ClockId::Boottime))
         .context("the clock is before its start")?;

@@ -40,8 +40,8 @@ impl TestModule {
     /// Sends request `number`, whose answer replaces `argument`.
     pub fn ask<T: FromBytes + IntoBytes>(&self, number: u8, argument: &mut T) -> io::Result<()> {
         let (file, code) = (self.file.as_raw_fd(), code::<T>(number));
-        // SAFETY: a test module reads and writes as many bytes as the code of its request gives, which is the size of `T`;
-        // any bytes are a valid `T`.
+        // SAFETY: a test module reads and writes as many bytes as the code of its request states,
+        // which is the size of `T`. Any bytes are a valid `T`.
         let status = unsafe { libc::ioctl(file, code.into(), ptr::from_mut(argument)) };
         match status {
             0.. => Ok(()),
@@ -49,7 +49,7 @@ impl TestModule {
         }
     }
 
-    /// Sends request `number` about the object `id`; the result is 0 or a negative errno.
+    /// Sends request `number` about the object `id`. Returns 0 or a negative errno.
     pub fn ask_about(&self, number: u8, id: u32) -> io::Result<i32> {
         let mut request = IdRequest { id, result: 0 };
         self.ask(number, &mut request)?;
@@ -57,7 +57,7 @@ impl TestModule {
     }
 }
 
-/// The code of request `number` with the argument `T`.
+/// Returns the code of request `number` with the argument `T`.
 pub(crate) fn code<T>(number: u8) -> Opcode {
     opcode::read_write::<T>(GROUP, number)
 }

@@ -28,44 +28,44 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
     ),
     ("HOME", "/root"),
     ("LANG", "C.UTF-8"),
-    // For udevadm, which takes a chroot for something that shares its devices with a system around it.
+    // For udevadm, which assumes that a chroot shares its devices with a surrounding system.
     ("SYSTEMD_IGNORE_CHROOT", "1"),
 ];
 
-/// How much of a command's output is kept, in bytes.
+/// Bytes of a command's output that are kept.
 pub(crate) const OUTPUT_LIMIT: usize = 256 << 10;
 
-/// In the version line of each TAP and KTAP report.
+/// Start of the version line of each TAP and KTAP report.
 const VERSION_LINE: &[u8] = b"TAP version ";
 
-/// How much of the output is read at a time, in bytes, and how much a pipe holds (pipe(7)).
+/// Bytes of the output that are read at a time, and the capacity of a pipe (pipe(7)).
 const CHUNK: usize = 64 << 10;
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
-    /// Its status; of a shell that was killed at the limit, the signal.
+    /// Its status, or the signal of a shell that was killed at the limit.
     pub(crate) status: ExitStatus,
-    /// Whether it was killed, because its time was over.
+    /// `true` if it was killed at its time limit.
     pub(crate) timed_out: bool,
-    /// The start of what it printed to either stream, and how much more there was.
+    /// The start of its output to either stream, and a note about the length of the rest.
     pub(crate) output: String,
-    /// Whether `output` is all that it printed.
+    /// `true` if `output` is complete.
     pub(crate) is_whole: bool,
-    /// Whether a TAP or KTAP report begins in what is not kept.
+    /// `true` if a TAP or KTAP report begins in the output that is not kept.
     pub(crate) has_late_report: bool,
 }
 
-/// A program in the tools root, and how it is started.
+/// A program in the tools root, and its parameters.
 #[derive(Debug)]
 pub(crate) struct ToolCommand {
     /// Its path.
     pub(crate) program: String,
-    /// The folder in which it starts.
+    /// Its working directory.
     pub(crate) folder: String,
     /// Its arguments.
     pub(crate) arguments: Vec<String>,
-    /// Variables beside those that every program has.
+    /// Variables in addition to those that every program has.
     pub(crate) environment: Vec<(String, String)>,
     /// Its end of a socket to the agent, if it has one.
     pub(crate) socket: Option<OwnedFd>,
@@ -82,7 +82,7 @@ impl Tools {
         Ok(Self(()))
     }
 
-    /// Runs `line` with its shell, for at most `limit`; `show` gets each line that it prints.
+    /// Runs `line` in its shell, for at most `limit`. `show` gets each line that it prints.
     pub(crate) fn run(
         self,
         line: &str,
@@ -91,12 +91,12 @@ impl Tools {
     ) -> anyhow::Result<Ran> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", line]).env_clear().envs(ENVIRONMENT);
-        // SAFETY: between fork and exec this makes two system calls and touches no memory but constants.
+        // SAFETY: between fork and exec this makes two system calls and touches only constants.
         unsafe { command.pre_exec(|| enter_root(c"/")) };
         capture(command, limit, show)
     }
 
-    /// Runs a program there, for at most `limit`; `show` gets each line that it prints.
+    /// Runs a program there, for at most `limit`. `show` gets each line that it prints.
     pub(crate) fn run_program(
         self,
         tool: &ToolCommand,
@@ -118,8 +118,8 @@ impl Tools {
             }
             enter_root(&folder)
         };
-        // SAFETY: between fork and exec this makes three system calls and touches no memory but constants and what the closure
-        // owns.
+        // SAFETY: between fork and exec this makes three system calls and touches only constants
+        // and memory that the closure owns.
         unsafe { command.pre_exec(enter) };
         capture(command, limit, show)
     }
@@ -130,13 +130,13 @@ pub(crate) fn enter_root(folder: &CStr) -> io::Result<()> {
     Ok(rustix::process::chdir(folder)?)
 }
 
-/// Runs `command` in a process group of its own; nothing of the group is left afterwards. A process that has left the group, such as a daemon, may
-/// go on and keep the streams.
+/// Runs `command` in a separate process group, of which no process is left afterwards. A process
+/// that has left the group, such as a daemon, may continue and keep the streams.
 fn capture(command: Command, limit: Duration, show: impl Fn(&str) + Send) -> anyhow::Result<Ran> {
     capture_until(command, |child| wait_for_exit(child, limit), show)
 }
 
-/// The same, with `wait_for_exit` to say whether the program ended in time.
+/// Returns the same. `wait_for_exit` returns `true` if the program ended in time.
 fn capture_until(
     mut command: Command,
     wait_for_exit: impl FnOnce(&Child) -> anyhow::Result<bool>,
@@ -166,7 +166,7 @@ fn capture_until(
             (text, is_whole, has_late_report)
         });
         let in_time = wait_for_exit(&child);
-        // ESRCH only says that nothing of the group is left.
+        // ESRCH only means that no process of the group is left.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait().context("cannot wait for the shell")?;
         drop(end);
@@ -188,21 +188,22 @@ fn capture_until(
 struct Output {
     /// The start of it.
     kept: Vec<u8>,
-    /// Where the line begins that was not shown yet.
+    /// Start of the line that has not been shown yet.
     line: usize,
-    /// Bytes after `kept`.
+    /// Number of bytes after `kept`.
     dropped: usize,
-    /// The end of what was dropped, in which a version line may have begun.
+    /// The end of the dropped output, in which a version line may have begun.
     dropped_end: Vec<u8>,
-    /// Whether a report begins in what was dropped.
+    /// `true` if a report begins in the dropped output.
     has_late_report: bool,
 }
 
 impl Output {
-    /// Reads `pipe` until its end, or until `ended` has closed and all is read that was printed before. Shows what it keeps line by line.
+    /// Reads `pipe` until its end, or until `ended` has closed and all earlier output is read.
+    /// Shows the kept output line by line.
     fn collect(&mut self, mut pipe: File, ended: &OwnedFd, show: impl Fn(&str)) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK];
-        // A pipe holds this much when the program ends. Others may go on to write.
+        // A pipe holds this much when the program ends. Other processes may continue to write.
         let mut left = None;
         while left != Some(0) {
             let mut events = [
@@ -259,7 +260,7 @@ impl Output {
         self.dropped_end.drain(..seen);
     }
 
-    /// Shows what was not shown yet up to `end`, if anything.
+    /// Shows the output up to `end` that has not been shown yet, if any.
     fn show_line(&mut self, end: usize, show: &impl Fn(&str)) {
         let line = self.kept.get(self.line..end).unwrap_or_default();
         if !line.is_empty() {
@@ -268,7 +269,7 @@ impl Output {
         self.line = end;
     }
 
-    /// Returns the kept part, with how much more there was, and whether it is all.
+    /// Returns the kept output with a note about the rest, and `true` if it is complete.
     fn kept(self, collected: io::Result<()>) -> (String, bool) {
         let mut output = String::from_utf8_lossy(&self.kept).into_owned();
         if self.dropped > 0 {
@@ -284,7 +285,8 @@ impl Output {
     }
 }
 
-/// Reads the rest of a pipe that a daemon keeps, so that it neither blocks nor gets SIGPIPE when it writes.
+/// Reads the rest of a pipe that a daemon keeps, so that it neither blocks nor gets SIGPIPE when it
+/// writes.
 fn read_on(mut pipe: File) -> io::Result<()> {
     ioctl_fionbio(pipe.as_fd(), false)?;
     let reader = thread::Builder::new().name("daemon-output".to_owned());
@@ -292,7 +294,7 @@ fn read_on(mut pipe: File) -> io::Result<()> {
     Ok(())
 }
 
-/// True if the child ended within `limit`.
+/// Returns `true` if the child ended within `limit`.
 fn wait_for_exit(child: &Child, limit: Duration) -> anyhow::Result<bool> {
     let handle = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
         .context("cannot watch the shell")?;
@@ -303,7 +305,8 @@ fn wait_for_exit(child: &Child, limit: Duration) -> anyhow::Result<bool> {
 }
 
 impl Ran {
-    /// The exit status as a shell reports it: 128 and the signal's number for one that was killed.
+    /// Returns the exit status as a shell reports it: 128 plus the signal's number for a process
+    /// that was killed.
     pub(crate) fn code(&self) -> i32 {
         self.status
             .code()
@@ -360,7 +363,7 @@ mod tests {
     #[test]
     fn at_the_limit_the_whole_group_is_killed() {
         let (seen, lines) = std::sync::mpsc::channel();
-        // The limit is over once the program has said something.
+        // The limit is over once the program has printed something.
         let wait = |child: &Child| {
             lines.recv().unwrap();
             wait_for_exit(child, Duration::ZERO)
@@ -397,7 +400,7 @@ mod tests {
         let ran = capture(daemon, Duration::from_secs(60), |_| ()).unwrap();
         let found = (ran.code(), ran.output.as_str(), ran.timed_out, ran.is_whole);
         assert_eq!(found, (0, "started\n", false, true));
-        // The daemon has lived on, or this would wait for a reader.
+        // The daemon has survived, otherwise this would wait for a reader.
         std::fs::write(end, "\n").unwrap();
     }
 

@@ -1,5 +1,6 @@
-//! The kernel's trace events of commands and of the IOMMU, for `peerbar trace`. They are collected only if the plan asks for
-//! them: in an instance of the kernel's tracing, whose buffer is emptied between checks, so a check that is measured waits for nothing.
+//! The kernel's trace events of commands and of the IOMMU, for `peerbar trace`. They are collected
+//! only if the plan asks for them, in a tracing instance whose buffer is emptied between checks, so
+//! that no measured check waits for it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -14,9 +15,9 @@ use rustix::fs::OFlags;
 use crate::guest_context::GuestContext;
 use crate::mounts;
 
-/// An instance of its own: the watch of the kernel's decisions has another.
+/// A separate instance: the watch of the kernel's decisions has another one.
 const INSTANCE: &str = "/sys/kernel/tracing/instances/peerbar-trace";
-/// What is traced, as far as the kernel has it.
+/// The traced events, as far as the kernel has them.
 const EVENTS: [&str; 5] = [
     "nvme/nvme_setup_cmd",
     "nvme/nvme_complete_rq",
@@ -24,24 +25,25 @@ const EVENTS: [&str; 5] = [
     "iommu/unmap",
     "iommu/io_page_fault",
 ];
-/// The kernel's buffers of all processors together, in KiB.
+/// Total size of the kernel's buffers of all processors, in KiB.
 const BUFFER_KIB: usize = 16 << 10;
-/// The most bytes of events that are sent to the launcher, which keeps no more either.
+/// Limit of the bytes of events that are sent to the launcher, which keeps no more either.
 const MOST: usize = 32 << 20;
-/// Readings of the clocks at a time.
+/// Number of clock readings at a time.
 const SAMPLES: usize = 4;
 
 /// Trace events on their way to the launcher.
 #[derive(Debug)]
 pub(crate) struct KernelTracing {
     port: File,
-    /// None once too much was sent, or if the kernel does not trace.
+    /// `None` once too much was sent, or if the kernel does not trace.
     events: Option<File>,
     sent: usize,
 }
 
 impl KernelTracing {
-    /// Starts it, with `port` for the events. A kernel that does not trace is no failure: the launcher gets to know why.
+    /// Starts tracing, with `port` for the events. A kernel that does not trace is not a failure:
+    /// the launcher gets the reason.
     pub(crate) fn start(port: File, guest: &GuestContext) -> anyhow::Result<Self> {
         let mut tracing = Self {
             port,
@@ -68,7 +70,7 @@ impl KernelTracing {
         Ok(tracing)
     }
 
-    /// Sends what was traced since the last time, and readings of the clocks.
+    /// Sends the events since the last call, and readings of the clocks.
     pub(crate) fn collect(&mut self, guest: &GuestContext) -> anyhow::Result<()> {
         for _ in 0..SAMPLES {
             let sample = guest.launcher.clock()?;
@@ -105,7 +107,8 @@ impl KernelTracing {
     }
 }
 
-/// Has the kernel trace; the events, which are gone once read, and what is not traced.
+/// Starts the kernel's tracing. Returns the events, which are gone once read, and the names of
+/// those that are not traced.
 fn trace() -> anyhow::Result<(File, Vec<String>)> {
     mounts::tracing()?;
     let instance = PathBuf::from(INSTANCE);
@@ -113,7 +116,7 @@ fn trace() -> anyhow::Result<(File, Vec<String>)> {
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
     let size = BUFFER_KIB / processors;
     write(&instance.join("buffer_size_kb"), &size.max(64).to_string())?;
-    // The one clock that the agent can read, too.
+    // The only clock that the agent can read, too.
     write(&instance.join("trace_clock"), "mono")?;
     let mut missing = Vec::new();
     for event in EVENTS {

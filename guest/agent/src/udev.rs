@@ -1,4 +1,4 @@
-//! udevd in the tools root: it makes `/dev/disk/by-*`, and knows of the devices that come later.
+//! udevd in the tools root: it makes `/dev/disk/by-*`, and handles devices that are added later.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use anyhow::ensure;
 
 use crate::tools::Tools;
 
-/// Starts it, and has it work off the disks that were there before it. Other hardware is left alone: udevd would load a driver
-/// for all that QEMU's machine has.
+/// Starts udevd, and makes it process the disks that existed before. Other hardware is left alone:
+/// udevd would load a driver for every device of QEMU's machine.
 const START: &str = "/usr/lib/systemd/systemd-udevd --daemon < /dev/null > /dev/null 2>&1 && \
     udevadm trigger --action=add --subsystem-match=nvme --subsystem-match=block && \
     udevadm settle --timeout=60";
 
-/// How long that may take.
+/// Time limit for that.
 const LIMIT: Duration = Duration::from_secs(70);
 
 /// Starts udevd, and returns once it has nothing to do.

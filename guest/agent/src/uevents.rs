@@ -1,4 +1,4 @@
-//! Waiting for something in sysfs, by the kernel's own announcements.
+//! Waits for changes in sysfs, by the kernel's own announcements.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-/// The multicast group in which the kernel itself speaks (Linux, lib/kobject_uevent.c).
+/// The multicast group in which the kernel itself sends (Linux, lib/kobject_uevent.c).
 const KERNEL_GROUP: u32 = 1;
 
-/// Some changes of state are not announced, so a condition is looked at this often in any case.
+/// Some changes of state are not announced, so conditions are also checked at this interval.
 const RECHECK: Duration = Duration::from_millis(50);
 
 /// The kernel's uevents.
@@ -38,7 +38,7 @@ impl Uevents {
     /// Checks `condition` until it holds, at each uevent and at least every 50 ms.
     ///
     /// # Errors
-    /// What `condition` said last, once `time_out` is over.
+    /// The last error of `condition`, once `time_out` is over.
     pub fn wait_for<T, E>(
         &self,
         time_out: Duration,
@@ -56,7 +56,7 @@ impl Uevents {
         }
     }
 
-    /// Empties the socket before a check, so that whatever is announced afterwards ends the next wait.
+    /// Empties the socket before a check, so that any later announcement ends the next wait.
     fn forget_announced(&self) {
         let mut message = [0; 4096];
         while recv(&self.socket, &mut message, RecvFlags::empty()).is_ok() {}
@@ -64,7 +64,7 @@ impl Uevents {
 
     fn sleep_until_announcement(&self, limit: Duration) {
         let timeout = Timespec::try_from(limit).ok();
-        // An interrupted or failed wait only means an earlier check.
+        // An interrupted or failed wait only causes an earlier check.
         let _ = poll(
             &mut [PollFd::new(&self.socket, PollFlags::IN)],
             timeout.as_ref(),

@@ -1,4 +1,4 @@
-//! Devices that a check drives itself, by vfio-pci, in place of their own drivers.
+//! Devices that a check itself drives, by vfio-pci, in place of their own drivers.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::devices::{Controller, attribute};
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 
-/// The BAR in which a GPU shows its memory (devices/gpu/INTERFACE.md).
+/// The BAR through which a GPU exposes its memory (devices/gpu/INTERFACE.md).
 pub const APERTURE: u32 = 2;
 
-/// How long the return of a driver may take.
+/// Time limit for the return of a driver.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-/// Takes the device with this directory in sysfs away from its driver.
+/// Takes the device with this directory in sysfs from its driver.
 pub fn take(guest: &GuestContext, backend: VfioBackend, pci: &Path) -> anyhow::Result<Binding> {
     for module in backend.modules() {
         guest.load_module(module)?;
@@ -28,7 +28,7 @@ pub fn take(guest: &GuestContext, backend: VfioBackend, pci: &Path) -> anyhow::R
     Ok(Binding::bind(pci)?)
 }
 
-/// A new address space.
+/// Makes a new address space.
 pub(crate) fn address_space(backend: VfioBackend) -> anyhow::Result<AddressSpace> {
     Ok(match backend {
         VfioBackend::Type1 => AddressSpace::type1()?,
@@ -36,7 +36,7 @@ pub(crate) fn address_space(backend: VfioBackend) -> anyhow::Result<AddressSpace
     })
 }
 
-/// The start of a GPU's memory.
+/// Returns the start of a GPU's memory.
 pub(crate) fn vram(length: u64) -> BarRange {
     BarRange {
         bar: APERTURE,
@@ -45,8 +45,8 @@ pub(crate) fn vram(length: u64) -> BarRange {
     }
 }
 
-/// Maps `memory`, which is that `range` of a device, at I/O addresses of which it returns the first: by its pages, or with iommufd
-/// as a dma-buf.
+/// Maps `memory`, which is that `range` of a device, by its pages, or with iommufd as a dma-buf.
+/// Returns the first I/O address.
 pub(crate) fn map_bar(
     space: &DmaSpace,
     backend: VfioBackend,
@@ -72,7 +72,7 @@ pub(crate) fn open_gpu(space: &AddressSpace, binding: &Binding) -> anyhow::Resul
     Ok(device)
 }
 
-/// Gives a disk back to its own driver, and waits until that has its namespace.
+/// Returns a disk to its own driver, and waits until the driver has its namespace.
 pub(crate) fn give_back_disk(
     guest: &GuestContext,
     disk: &Controller,
@@ -98,7 +98,7 @@ pub fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::Result<(
         .with_context(|| format!("{} is not back with its own driver", disk.name))
 }
 
-/// Gives a GPU back to its own driver, and waits until that can use its memory.
+/// Returns a GPU to its own driver, and waits until the driver can use its memory.
 pub fn give_back_gpu(guest: &GuestContext, gpu: &Gpu, binding: Binding) -> anyhow::Result<()> {
     const BYTES: u64 = 512 << 10;
     binding.release()?;

@@ -10,7 +10,8 @@ use anyhow::{bail, ensure};
 use peerbar_nvme_driver::{DmaMemory, Registers};
 use peerbar_vfio_nvme::{DmaSpace, RegisterAccess, RegisterBar, VfioDevice};
 
-/// Registers of channel 0 and how far they are from those of the next, and in them.
+/// Offset of the registers of channel 0, distance to those of the next channel, and offsets in
+/// them.
 const CHANNELS: u64 = 0x1000;
 const CHANNEL_BYTES: u64 = 0x100;
 const RING_SPACE: u64 = 0x08;
@@ -19,7 +20,7 @@ const CONTROL: u64 = 0x10;
 const STATUS: u64 = 0x14;
 /// A register of the device.
 const KICK: u64 = 0x2c;
-/// Doorbell of channel 0, and how far it is from that of the next.
+/// Offset of the doorbell of channel 0, and distance to that of the next channel.
 const DOORBELLS: u64 = 0x8000;
 const DOORBELL_BYTES: u64 = 0x40;
 /// STATUS: error.
@@ -28,9 +29,10 @@ const ERROR: u32 = 2;
 const ENTRIES: u32 = 32;
 /// Bytes of the ring, and of the page behind it with the fence.
 const RING_BYTES: u64 = 4096;
-/// How long a command may take.
+/// Time limit of a command.
 pub(crate) const TIME_OUT: Duration = Duration::from_secs(60);
-/// How long this thread sleeps between two polls of a fence: this part of the time that it has waited, within these bounds.
+/// Pause of this thread between two polls of a fence: this part of the time that it has waited,
+/// within these bounds.
 const PAUSE_PART: u32 = 32;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
@@ -38,7 +40,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// Operands of a command.
 pub(crate) type Operands = [u64; 13];
 
-/// A command that has failed, by the code of its fault (devices/gpu/INTERFACE.md).
+/// A failed command, with the code of its fault (devices/gpu/INTERFACE.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuFault(pub(crate) u8);
 
@@ -50,14 +52,14 @@ impl fmt::Display for GpuFault {
 
 impl std::error::Error for GpuFault {}
 
-/// A channel that is on, with its ring and its fence in memory of this process.
+/// An enabled channel, with its ring and its fence in memory of this process.
 pub(crate) struct UserGpu {
     registers: RegisterBar,
     space: DmaSpace,
     /// The number of the channel.
     channel: u8,
     ring: u64,
-    /// Commands so far.
+    /// Number of commands so far.
     put: u32,
 }
 
@@ -84,7 +86,7 @@ impl UserGpu {
         Ok(gpu)
     }
 
-    /// Launches a kernel; operand i is an offset in VRAM if bit i of `spaces` is set.
+    /// Launches a kernel. Operand i is an offset in VRAM if bit i of `spaces` is set.
     pub(crate) fn launch(
         &mut self,
         kernel: u32,
@@ -104,7 +106,8 @@ impl UserGpu {
         let at = self.ring.saturating_add(u64::from(index) * 128);
         self.space.write(at, &entry)?;
         self.set(self.doorbell(), self.put)?;
-        // The GPU says that it sleeps and then reads the doorbell: one of both sees the other.
+        // The GPU announces that it sleeps and then reads the doorbell: at least one side sees the
+        // other's store.
         fence(Ordering::SeqCst);
         match self.get(self.doorbell().saturating_add(4))? {
             0 => Ok(()),
@@ -112,7 +115,7 @@ impl UserGpu {
         }
     }
 
-    /// The result of the last command, once it is done. This thread sleeps meanwhile.
+    /// Waits for the last command, and returns its result. This thread sleeps in between.
     ///
     /// # Errors
     /// [`GpuFault`] if a command fails.
@@ -133,13 +136,13 @@ impl UserGpu {
         Ok(self.space.load64(self.fence().saturating_add(8))?)
     }
 
-    /// A register of the channel.
+    /// Returns the offset of a register of the channel.
     fn register(&self, offset: u64) -> u64 {
         let channel = u64::from(self.channel).saturating_mul(CHANNEL_BYTES);
         CHANNELS.saturating_add(channel).saturating_add(offset)
     }
 
-    /// The channel's doorbell. The word behind it says whether the GPU sleeps.
+    /// Returns the offset of the channel's doorbell. The word behind it says if the GPU sleeps.
     fn doorbell(&self) -> u64 {
         DOORBELLS.saturating_add(u64::from(self.channel).saturating_mul(DOORBELL_BYTES))
     }
@@ -162,7 +165,7 @@ impl UserGpu {
 }
 
 impl Drop for UserGpu {
-    /// The device stops DMA at once; closing it resets it.
+    /// Stops the device's DMA at once; closing it resets it.
     fn drop(&mut self) {
         // A device that is gone does no DMA either.
         let _ = self.registers.device().master(false);

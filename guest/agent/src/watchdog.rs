@@ -7,10 +7,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// A check may end itself at its limit, with a better message than the watchdog has.
+/// A check may end itself at its limit, with a better message than the watchdog's.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How something ended.
+/// The end of some work.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended<T> {
     /// By itself.
@@ -19,14 +19,14 @@ pub(crate) enum Ended<T> {
     Panicked(String),
     /// Not at all: its thread is left behind.
     Hung {
-        /// Time that it had.
+        /// Its time limit.
         limit: Duration,
         /// The tasks that were blocked, with their kernel stacks.
         tasks: String,
     },
 }
 
-/// Runs `work` in a thread of its own for at most `limit`, and a little longer.
+/// Runs `work` in a separate thread for at most `limit` plus a grace time.
 pub(crate) fn run<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -55,7 +55,8 @@ pub(crate) fn run<T: Send + 'static>(
     }
 }
 
-/// What is said of work that took longer than its `limit`, which came from a check with this `timeout` in seconds, if it has one.
+/// Returns the message about work that took longer than its `limit`, which came from a check with
+/// this `timeout` in seconds, if it has one.
 pub(crate) fn too_slow(limit: Duration, timeout: Option<u32>) -> String {
     let remedy = match timeout {
         Some(_) => "a longer `timeout`",
@@ -69,7 +70,7 @@ pub(crate) fn too_slow(limit: Duration, timeout: Option<u32>) -> String {
     )
 }
 
-/// The same of a command that a lab has asked for, which takes no `timeout`.
+/// Returns the same for a command that a lab has requested, which has no `timeout`.
 pub(crate) fn too_slow_request(limit: Duration) -> String {
     format!(
         "did not end within {} s, half of the scenario's `timeout`, at most 60 s: raise that, or run it by `check_table`, with `kind = \"command\"` and a `timeout`",
@@ -77,13 +78,13 @@ pub(crate) fn too_slow_request(limit: Duration) -> String {
     )
 }
 
-/// Has the kernel print the blocked tasks on the console.
+/// Makes the kernel print the blocked tasks on the console.
 pub(crate) fn show_blocked_tasks() -> io::Result<()> {
     fs::write("/proc/sysrq-trigger", "w")
 }
 
-/// Every task in uninterruptible sleep, and every thread of the agent but the first, which asks, with its kernel
-/// stack.
+/// Returns every task in uninterruptible sleep, and every thread of the agent except the first,
+/// which asks, with its kernel stack.
 fn blocked_tasks(proc: &Path) -> String {
     let mut text = String::new();
     for process in numbered(proc) {
@@ -98,7 +99,7 @@ fn blocked_tasks(proc: &Path) -> String {
     text
 }
 
-/// A task's number, name, state and kernel stack.
+/// Returns a task's number, name, state and kernel stack.
 fn describe(task: &Path, status: &str) -> String {
     let id = task.file_name().unwrap_or_default().to_string_lossy();
     let (name, state) = (field(status, "Name:"), field(status, "State:"));
@@ -107,7 +108,7 @@ fn describe(task: &Path, status: &str) -> String {
     format!("{id} {name} {state}\n{stack}\n")
 }
 
-/// The entries of a directory whose names are numbers.
+/// Returns the entries of a directory whose names are numbers.
 fn numbered(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let is_number = |path: &PathBuf| {

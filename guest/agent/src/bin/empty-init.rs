@@ -1,4 +1,4 @@
-//! The least that can be a guest's first program, linked statically as the agent is.
+//! The smallest first program of a guest, linked statically as the agent is.
 
 #![forbid(unsafe_code)]
 

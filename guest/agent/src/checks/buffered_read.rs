@@ -1,4 +1,5 @@
-//! The negative control: through the page cache the data is right, and no byte of it is transferred peer to peer.
+//! The negative control: through the page cache the data is correct, and no byte of it is
+//! transferred peer to peer.
 
 use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
@@ -20,7 +21,7 @@ impl Run for BufferedRead {
 
         let file = source.disk.open_buffered()?;
         fadvise(&file, 0, None, Advice::DontNeed).context("cannot drop the page cache")?;
-        // Without it the kernel reads ahead, and some of that might be counted in the next check.
+        // Otherwise the kernel reads ahead, and some of that might be counted in the next check.
         fadvise(&file, 0, None, Advice::Random).context("cannot turn reading ahead off")?;
         let mut memory = guest.provider(&self.provider)?.pool.map(LENGTH)?;
         let mut watch = TrafficWatch::new(guest);

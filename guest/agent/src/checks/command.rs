@@ -1,4 +1,4 @@
-//! A command of the tools root, and what it prints.
+//! Runs a command in the tools root, and judges its output.
 
 use peerbar_report::{Command, Measure};
 

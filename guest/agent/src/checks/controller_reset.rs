@@ -10,7 +10,7 @@ use crate::devices::{Controller, reset};
 use crate::disk;
 use crate::guest_context::GuestContext;
 
-/// How long the controller may take to come back.
+/// Time limit for the return of the controller.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
 const LENGTH: usize = 4096;
@@ -38,8 +38,8 @@ fn round_trip(guest: &GuestContext, controller: &Controller) -> anyhow::Result<(
     Ok(pattern.verify(0, &disk::read(&disk, 0, LENGTH)?)?)
 }
 
-/// The driver sets the CMB up only once, so it must still be where it was (NVMe Base 2.0, 3.1.3.16: a controller
-/// reset leaves CMBMSC alone).
+/// Checks that the CMB has survived. The driver sets it up only once, so it must still be where it
+/// was (NVMe Base 2.0, 3.1.3.16: a controller reset leaves CMBMSC alone).
 fn cmb_survived(guest: &GuestContext, controller: &Controller) -> anyhow::Result<()> {
     let state = controller.pool().state()?;
     ensure!(

@@ -1,4 +1,4 @@
-//! Copies from disk to disk, and which route the bytes took.
+//! Copies from disk to disk, and the route of the bytes.
 
 use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer, Copy, Measure, size_range};
@@ -48,7 +48,8 @@ impl Run for Copy {
     }
 }
 
-/// Fills the sources, copies in all threads at once, and compares the targets. Only the copying is watched.
+/// Fills the sources, copies in all threads at once, and compares the targets. Only the copying is
+/// watched.
 fn round(
     guest: &GuestContext,
     from: &Controller,
@@ -99,7 +100,7 @@ fn transfer(
     })
 }
 
-/// One thread's part: its handles on both disks and a buffer of its own.
+/// One thread's part: its handles on both disks and its own buffer.
 #[derive(Debug)]
 struct CopyThread {
     number: u32,
@@ -148,8 +149,9 @@ impl CopyThread {
     }
 }
 
-/// Payload that each device of the copy must have moved: the one reads what it writes to the buffer, the other
-/// writes what it reads from there; both if they are one.
+/// Returns the payload that each device of the copy must have moved. The source reads as much as it
+/// writes to the buffer, and the target writes as much as it reads from there. If they are one
+/// device, it does both.
 fn expected(from: &Controller, to: &Controller, bytes: u64) -> Vec<Share> {
     if from.number == to.number {
         return vec![from.share(bytes.saturating_mul(2))];

@@ -1,4 +1,4 @@
-//! The counters that a device shows the guest, held against those that the host reads.
+//! The counters that a device shows the guest, compared with those that the host reads.
 
 use std::fs::File;
 
@@ -14,7 +14,7 @@ use crate::guest_context::GuestContext;
 use crate::passthrough::get_log_page;
 use crate::registers::Registers;
 
-/// Bytes that the device moves first, so that there is something to count.
+/// Bytes that the device moves first, so that its counters are not 0.
 const LENGTH: usize = 4096;
 
 impl Run for DmaLog {
@@ -55,8 +55,9 @@ fn on_the_host(guest: &GuestContext, name: &str) -> anyhow::Result<Vec<Entry>> {
     }
 }
 
-/// To show its counters an NVMe controller does some DMA, so they lie between the host's before and after. Payload is none
-/// of that, so it is equal.
+/// Checks that the shown counters lie between the host's counters before and after. An NVMe
+/// controller needs some DMA to show its counters. None of that is payload, so the payload must be
+/// equal.
 fn judge(before: &[Entry], shown: &[Entry], after: &[Entry]) -> anyhow::Result<()> {
     ensure!(!shown.is_empty(), "the guest sees none");
     for entry in before {

@@ -1,4 +1,4 @@
-//! A command or a program at work: run, watched, and held against what is expected of it.
+//! Runs and watches a command or a program, and compares it with the expectations.
 
 use std::time::Duration;
 
@@ -13,24 +13,25 @@ use crate::kmsg::Expected;
 use crate::tools::{OUTPUT_LIMIT, Ran};
 use crate::watchdog;
 
-/// The status of a selftest that skips itself or its rest (Linux tools/testing/selftests/kselftest.h).
+/// The exit status of a selftest that skips all or the rest of its tests (Linux
+/// tools/testing/selftests/kselftest.h).
 const KSFT_SKIP: i32 = 4;
-/// Lines of the output that are shown of one that failed.
+/// Number of output lines shown after a failure.
 const SHOWN: usize = 60;
 
-/// What is run.
+/// A command or a program to run.
 pub(super) struct Work<'a> {
-    /// What messages call it: `the command`.
+    /// Its name in messages: `the command`.
     pub(super) what: &'a str,
     /// Its words, for messages.
     pub(super) shown: &'a str,
-    /// What it must do.
+    /// The expectations.
     pub(super) expected: &'a Expectation,
-    /// As [`peerbar_report::Described::seconds`].
+    /// See [`peerbar_report::Described::seconds`].
     pub(super) seconds: Option<u32>,
 }
 
-/// Runs it by `start`, which gets the time that it has, and judges it.
+/// Runs it by `start`, which gets its time limit, and judges it.
 pub(super) fn run(
     guest: &GuestContext,
     work: &Work<'_>,
@@ -83,7 +84,7 @@ pub(super) fn run(
     })
 }
 
-/// What the kernel may log meanwhile, and must.
+/// Returns the kernel messages that are allowed, and those that are required.
 pub(super) fn log(expected: &Expectation) -> Expected<'_> {
     Expected {
         texts: &expected.kernel,
@@ -91,14 +92,15 @@ pub(super) fn log(expected: &Expectation) -> Expected<'_> {
     }
 }
 
-/// The complaint about a report that is not read.
+/// Returns the complaint about a report that is not read.
 fn late_report() -> String {
     format!(
         "results after the first {OUTPUT_LIMIT} bytes of output, which are not read: print less before them"
     )
 }
 
-/// Why nothing of a report was run, or no more of it, if its program ended as one that says so. Takes what excuses that out of the report.
+/// Returns the reason why no test of a report, or no further one, was run, if its program ended
+/// with the status for that. Removes the excuse from the report.
 fn skipped(report: &mut ProgramReport, ran: &Ran, expected: &Expectation) -> Option<String> {
     let has_left_off = ran.code() == KSFT_SKIP;
     if ran.timed_out || !(has_left_off || ran.code() == expected.status) {
@@ -108,7 +110,8 @@ fn skipped(report: &mut ProgramReport, ran: &Ran, expected: &Expectation) -> Opt
     left_off.map(|end| end.reason).or_else(|| report.skipped())
 }
 
-/// What a report says against what has printed it. One that was cut may have had failures later.
+/// Returns the complaint about a report and the program that has printed it. A report that was cut
+/// may have had failures later.
 fn complaint(report: &ProgramReport, ran: &Ran) -> Option<String> {
     let cut = || {
         format!("more than {OUTPUT_LIMIT} bytes, so not all of its results are known: print less")
@@ -116,7 +119,8 @@ fn complaint(report: &ProgramReport, ran: &Ran) -> Option<String> {
     report.complaint().or_else(|| (!ran.is_whole).then(cut))
 }
 
-/// Judges all but the route; `complaint` is what its own report says against it.
+/// Judges everything except the route. `complaint` is the objection that follows from its own
+/// report.
 fn judge(
     work: &Work<'_>,
     ran: &Ran,
@@ -153,7 +157,8 @@ fn judge(
     Ok(())
 }
 
-/// Nothing that it moved may have taken another route than [`Expectation::through`] says, or have failed and been tried again.
+/// Checks that all data that it moved took the route of [`Expectation::through`], and that no
+/// transfer failed and was repeated.
 fn judge_route(work: &Work<'_>, measure: &Measure, failures: u64) -> anyhow::Result<()> {
     let (right, wrong) = match &work.expected.through {
         Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes),
@@ -174,7 +179,7 @@ fn judge_route(work: &Work<'_>, measure: &Measure, failures: u64) -> anyhow::Res
     Ok(())
 }
 
-/// The end of the output, indented.
+/// Returns the end of the output, indented.
 fn last_lines(output: &str) -> String {
     let lines: Vec<&str> = output.lines().collect();
     let start = lines.len().saturating_sub(SHOWN);

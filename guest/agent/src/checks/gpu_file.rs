@@ -1,4 +1,5 @@
-//! Data is read from disks into GPU memory, compared there by the GPU and by the processor, and written back.
+//! Reads data from disks into GPU memory, compares it there by the GPU and by the processor, and
+//! writes it back.
 
 use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium, size_range};
@@ -19,13 +20,14 @@ use crate::file_system::Volume;
 use crate::guest_context::GuestContext;
 use peerbar_pattern::Pattern;
 
-/// Where in its buffer each transfer starts, in bytes: at no multiple of the 64 KiB in which GPUs pin memory.
+/// Offset of each transfer in its buffer, in bytes: not a multiple of the 64 KiB in which GPUs pin
+/// memory.
 const LEAD: u64 = 3 * 4096;
 
-/// Requests that io_uring gets at once for one transfer.
+/// Number of requests that io_uring gets at once for one transfer.
 const REQUESTS: u64 = 8;
 
-/// What GPU memory holds before a read, so that nothing old passes for new.
+/// Content of GPU memory before a read, so that old data cannot pass for new.
 const STALE: u64 = 0x5741_4c45_5741_4c45;
 
 impl Run for GpuFile {
@@ -96,7 +98,7 @@ fn transfer_all(
     judge_devices(guest, check, volumes, measure.bytes, &watch)
 }
 
-/// The counters of the library.
+/// Judges the counters of the library.
 fn judge_library(
     check: &GpuFile,
     threads: &[TransferThread<'_>],
@@ -120,7 +122,8 @@ fn judge_library(
     Ok(())
 }
 
-/// Peer to peer the disks do all the DMA. Of a bounce they do half, and the GPU's copy engine the other.
+/// Judges the devices' counters. Peer to peer, the disks do all the DMA. Of a bounce they do half,
+/// and the GPU's copy engine does the other half.
 fn judge_devices(
     guest: &GuestContext,
     check: &GpuFile,
@@ -142,7 +145,7 @@ fn judge_devices(
 /// One size at one offset.
 struct Round<'a> {
     gpu: &'a Gpu,
-    /// GPU memory for what each transfer must bring.
+    /// GPU memory with the expected data of each transfer.
     expected: &'a Buffer,
     layout: &'a Layout,
     size: u64,
@@ -223,10 +226,10 @@ impl Round<'_> {
     }
 }
 
-/// What one transfer carries.
+/// The data of one transfer.
 struct Content {
     pattern: Pattern,
-    /// Where the pattern starts.
+    /// The start of the pattern.
     source: u64,
     bytes: Vec<u8>,
 }
@@ -240,7 +243,7 @@ impl Content {
         })
     }
 
-    /// The pattern is asked only for what to say about a difference.
+    /// Compares the data. The pattern is only needed to describe a difference.
     fn verify(&self, seen: &[u8]) -> anyhow::Result<()> {
         if self.bytes != seen {
             self.pattern.verify(self.source, seen)?;
@@ -250,7 +253,7 @@ impl Content {
     }
 }
 
-/// Nothing else may move while the devices are watched.
+/// Settles the file systems: nothing else may move while the devices are watched.
 fn settle(volumes: &[(&Controller, Volume)]) -> anyhow::Result<()> {
     volumes.iter().try_for_each(|(_, volume)| volume.settle())
 }
@@ -260,7 +263,7 @@ struct TransferThread<'a> {
     disk: &'a Controller,
     number: u32,
     calls: Calls,
-    /// For what GPU memory has no part in.
+    /// For transfers without GPU memory.
     plain: File,
     file: GdsFile,
     buffer: Buffer,

@@ -1,4 +1,5 @@
-//! Reads that the GPU starts: it has queues of the disk in its memory, and writes the disk's doorbells.
+//! Reads that the GPU starts: it has queues of the disk in its memory, and writes the disk's
+//! doorbells.
 
 mod figures;
 mod guest_time;
@@ -31,15 +32,15 @@ use crate::guest_context::GuestContext;
 use crate::user_drivers::address_space;
 use peerbar_pattern::Pattern;
 
-/// Reads of a launch, and bytes of each.
+/// Number of reads of a launch, and bytes of each.
 const READS: u16 = 1000;
 const READ_BYTES: u64 = 4096;
 const BYTES: u64 = READS as u64 * READ_BYTES;
-/// The first queue pair that the GPU has. The one before is the program's own.
+/// The first queue pair of the GPU. The queue pair before it belongs to the program.
 const QUEUE: u16 = 2;
-/// How long it may take from one completion to the next.
+/// Time limit from one completion to the next.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long a round of launches should be.
+/// Target duration of a round of launches.
 const ROUND: Duration = Duration::from_millis(250);
 
 impl Run for GpuInitiated {
@@ -101,44 +102,44 @@ impl Run for GpuInitiated {
     }
 }
 
-/// A channel of a GPU that drives a pair of queues of a disk, with whatever driver of its own.
+/// A channel of a GPU that drives a pair of queues of a disk, whatever the GPU's driver.
 trait Initiator {
-    /// The most launches that are waited for together.
+    /// Limit of the launches that are waited for together.
     const LAUNCHES: u16;
 
-    /// The queues, by addresses that the disk uses.
+    /// Returns the queues, by addresses that the disk uses.
     fn queues(&self) -> anyhow::Result<QueueMemory>;
 
-    /// Where the doorbells are. Comes before the first launch.
+    /// Sets the doorbells' locations. Must precede the first launch.
     fn use_doorbells(&mut self, disk: &Disk, doorbells: QueueDoorbells) -> anyhow::Result<()>;
 
-    /// Where the data of each read goes, by addresses that the disk uses.
+    /// Returns the destination of each read, by addresses that the disk uses.
     fn destinations(&self) -> &[u64];
 
-    /// Has the GPU read `blocks` logical blocks to each destination, after the launches of before.
+    /// Lets the GPU read `blocks` logical blocks to each destination, after the earlier launches.
     fn launch(&mut self, blocks: u16) -> anyhow::Result<()>;
 
     /// Waits for all launches.
     fn wait(&mut self) -> anyhow::Result<()>;
 
-    /// Doorbells that the GPU says it has written.
+    /// Returns the number of doorbells that the GPU says it has written.
     fn doorbells(&self) -> anyhow::Result<u64>;
 
-    /// Makes all data zeros.
+    /// Zeroes all data.
     fn clear(&self) -> anyhow::Result<()>;
 
-    /// The data.
+    /// Returns the data.
     fn data(&self) -> anyhow::Result<Vec<u8>>;
 }
 
-/// What came of the reads.
+/// The result of the reads.
 struct Reads {
     done: Done,
     by_gpu: Rate,
     by_processor: Rate,
 }
 
-/// Disk and GPU are both this process'.
+/// This process drives both the disk and the GPU.
 fn by_vfio(
     measurement: Measurement<'_>,
     check: &GpuInitiated,
@@ -147,12 +148,13 @@ fn by_vfio(
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
     let space = DmaSpace::new(address_space(check.backend)?);
-    // Before the GPU's memory is mapped: QEMU 11.1 with AMD's IOMMU sends a device no mappings that are older than its attachment, so its
-    // counters would not know whose memory it is.
+    // Opened before the GPU's memory is mapped: with AMD's IOMMU, QEMU 11.1 sends a device no
+    // mappings that are older than its attachment, so its counters would not know the owner of the
+    // memory.
     let device = Arc::new(space.address_space().open(&taken.disk.1)?);
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
     let mut gpus = VfioGpu::open(&space, binding, check, bus)?;
-    // Is dropped before the GPU's memory, which it uses.
+    // Dropped before the GPU's memory, which it uses.
     let mut disk = start_opened(taken, device, &space, RegisterAccess::Mapped)?;
     read(
         measurement,
@@ -163,7 +165,7 @@ fn by_vfio(
     )
 }
 
-/// The disk is this process', and the GPU its own driver's.
+/// This process drives the disk; the GPU has its own driver.
 fn by_own_driver(
     measurement: Measurement<'_>,
     check: &GpuInitiated,
@@ -243,7 +245,7 @@ fn blocks_of_a_read(disk: &Disk) -> anyhow::Result<u16> {
     Ok(u16::try_from(READ_BYTES / disk.identity().block_bytes)?)
 }
 
-/// Has all channels of the GPU read at once for some time; how many launches that were in all.
+/// Lets all channels of the GPU read at once for some time. Returns the total number of launches.
 fn read_by_gpu<I: Initiator>(
     measurement: Measurement<'_>,
     gpus: &mut [I],
@@ -267,7 +269,7 @@ fn read_by_gpu<I: Initiator>(
     Ok((launches, by_gpu))
 }
 
-/// Launches on each channel as often, and waits for all; how many that were.
+/// Launches equally often on each channel, and waits for all. Returns the total number of launches.
 fn launch(gpus: &mut [impl Initiator], blocks: u16, each: u16) -> anyhow::Result<u64> {
     for gpu in &mut *gpus {
         for _ in 0..each {
@@ -284,7 +286,7 @@ fn verify(gpu: &impl Initiator, pattern: Pattern) -> anyhow::Result<()> {
     Ok(pattern.verify(0, &gpu.data()?)?)
 }
 
-/// Reads all blocks by the driver in this process; how many that were.
+/// Reads all blocks by the driver in this process. Returns their number.
 fn read_by_processor(disk: &mut Disk, destinations: &[u64], depth: u64) -> anyhow::Result<u64> {
     let blocks = READ_BYTES / disk.identity().block_bytes;
     let mut left = (0..).zip(destinations).peekable();

@@ -1,4 +1,5 @@
-//! Where the kernel has no route between devices, a transfer is refused with the reason, or bounces where that is allowed.
+//! Without a route between devices in the kernel, a transfer is refused with the reason, or bounces
+//! if that is allowed.
 
 use super::{CheckOutcome, Run};
 use anyhow::{Context, bail, ensure};
@@ -51,7 +52,7 @@ impl Run for GpuRefused {
     }
 }
 
-/// Where a bounce is not allowed nothing moves, whichever call asks for it.
+/// Checks that nothing moves if a bounce is not allowed, whichever call asks for it.
 fn refused(
     guest: &GuestContext,
     gpu: &Gpu,
@@ -84,7 +85,7 @@ fn refused(
     Ok(())
 }
 
-/// An importer learns it when it maps, and leaves no pin behind.
+/// Checks that an importer gets the refusal when it maps, and leaves no pin behind.
 fn mapping_is_refused(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
     let (policy, kind) = match gpu.properties().window {
         true => (ExportPolicy::Revocable, Kind::Notified),

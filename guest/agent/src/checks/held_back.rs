@@ -1,5 +1,5 @@
-//! Reads of a GPU that a disk holds back by its rules, so that they are in progress whatever the speed of the host, and what must not follow
-//! once the disk has lost them.
+//! Reads of a GPU that a disk holds back by its rules, so that they are in progress whatever the
+//! speed of the host, and the effects that they must not have once the disk has lost them.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,25 +10,29 @@ use crate::counters::Traffic;
 
 /// Bytes of a read.
 pub const READ_BYTES: u64 = 4096;
-/// Where on the disk the reads are that it holds back before they begin, and those whose completions it holds back, in bytes.
+/// Offsets on the disk, in bytes, of the reads that it holds back before they begin, and of those
+/// whose completions it holds back.
 pub const OFFSETS: [u64; 2] = [8 << 20, 12 << 20];
-/// How many reads follow each other there.
+/// Number of consecutive reads there.
 const READS: u64 = 256;
-/// Longest time to the next completion, by which a launch ends: shorter than the disk holds its reads back.
+/// Longest time to the next completion, after which a launch ends. The disk holds its reads back
+/// for longer.
 pub const LIMIT: Duration = Duration::from_secs(4);
-/// How long to wait between two looks at the disk's counters.
+/// Interval of looks at the disk's counters.
 pub const PAUSE: Duration = Duration::from_millis(10);
-/// How often the disk may have completed the reads before it loses them, as on a host that has stopped the guest.
+/// Number of times that the disk may have completed the reads before it loses them, for instance on
+/// a host that has stopped the guest.
 const TRIES: usize = 8;
-/// What nothing may change afterwards.
+/// A mark that nothing may change afterwards.
 pub const MARK: u8 = 0x5a;
 
-/// Requests of a launch with so many commands in progress: twice as many.
+/// Returns the number of requests of a launch with so many commands in progress: twice as many.
 pub fn requests(depth: u16) -> u16 {
     depth.saturating_mul(2)
 }
 
-/// The first logical blocks, of `block` bytes, of the reads of a launch: one of each kind in turn.
+/// Returns the first logical blocks, of `block` bytes, of the reads of a launch: one of each kind
+/// in turn.
 pub fn firsts(depth: u16, block: u64) -> Vec<u64> {
     let reads = 0..u64::from(depth);
     let offsets = reads
@@ -36,7 +40,7 @@ pub fn firsts(depth: u16, block: u64) -> Vec<u64> {
     offsets.map(|byte| byte / block).collect()
 }
 
-/// Commands of peers' queues that a disk has fetched and not completed.
+/// Returns the number of commands of peers' queues that a disk has fetched and not completed.
 pub fn in_progress(traffic: &Traffic, disk: u32) -> anyhow::Result<u64> {
     let (fetched, completed) = (
         traffic.commands_from_peers(disk),
@@ -47,8 +51,9 @@ pub fn in_progress(traffic: &Traffic, disk: u32) -> anyhow::Result<u64> {
     })
 }
 
-/// Whether the disk holds back more than half of the commands that may be in progress. It need not get all of them, as the GPU submits them in
-/// groups. A launch that has `ended` without any shows a disk without the rules.
+/// Returns `true` if the disk holds back more than half of the commands that may be in progress. It
+/// need not get all of them, since the GPU submits them in groups. A launch that has `ended`
+/// without any shows that the disk lacks the rules.
 pub fn holds_most_back(
     traffic: &Traffic,
     (disk, depth): (u32, u16),
@@ -62,7 +67,8 @@ pub fn holds_most_back(
     Ok(held_back > u64::from(depth / 2))
 }
 
-/// Has a disk lose commands, by `loss`, until some were in progress then; how many.
+/// Makes a disk lose commands, by `loss`, until some were in progress at that moment. Returns their
+/// number.
 pub fn until_commands_are_met(
     loss: impl fmt::Display,
     mut lose: impl FnMut() -> anyhow::Result<u64>,
@@ -76,7 +82,7 @@ pub fn until_commands_are_met(
     bail!("{TRIES} times the disk had completed all commands before {loss}")
 }
 
-/// The memory has the mark everywhere.
+/// Checks that the memory has the mark everywhere.
 pub fn is_marked(seen: &[u8]) -> anyhow::Result<()> {
     let first = seen.iter().position(|byte| *byte != MARK);
     ensure!(

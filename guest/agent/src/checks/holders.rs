@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Which process holds memory of a device, by the device's name. Of several it is any one.
+/// The process that holds memory of a device, by the device's name. If there are several, any of
+/// them.
 pub(super) type Holders = BTreeMap<String, String>;
 
-/// The processes below `proc` that hold one of `files`, each with the name of its device and the end of its path, which is the same in each root.
-/// A process that ends during the search holds nothing.
+/// Returns the processes below `proc` that hold one of `files`, each given by the name of its
+/// device and the end of its path, which is the same in each root. A process that ends during the
+/// search holds nothing.
 pub(super) fn holders(proc: &Path, files: &[(String, String)]) -> Holders {
     let mut holders = Holders::new();
     let processes = fs::read_dir(proc).into_iter().flatten().flatten();
@@ -27,7 +29,8 @@ pub(super) fn holders(proc: &Path, files: &[(String, String)]) -> Holders {
     holders
 }
 
-/// The paths of the files that a process has open, and the lines of those that it has mapped, which end with their paths (proc_pid_maps(5)).
+/// Returns the paths of the files that a process has open, and the lines of those that it has
+/// mapped, which end with their paths (proc_pid_maps(5)).
 fn held(process: &Path) -> Vec<String> {
     let open = fs::read_dir(process.join("fd")).into_iter().flatten();
     let open = open
@@ -40,7 +43,7 @@ fn held(process: &Path) -> Vec<String> {
     open.chain(mapped.map(str::to_owned)).collect()
 }
 
-/// A process by its name and number.
+/// Describes a process by its name and number.
 fn describe(process: &Path) -> String {
     let number = process.file_name().unwrap_or_default().to_string_lossy();
     let name = fs::read_to_string(process.join("comm")).unwrap_or_default();

@@ -1,8 +1,9 @@
-//! Where on the disks transfers of many sizes, offsets and threads lie.
+//! The locations on the disks of transfers of many sizes, offsets and threads.
 
 use anyhow::{Context, ensure};
 
-/// Which part of the disks each thread has: first the sources, then, as large again, the targets.
+/// The part of the disks that belongs to each thread: first the sources, then the targets, which
+/// are equally large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// The largest transfer in bytes.
@@ -11,7 +12,7 @@ pub(super) struct Layout {
     span: u64,
 }
 
-/// Where one transfer starts on the disks, in bytes.
+/// The start of one transfer on the disks, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyOffsets {
     pub(super) source: u64,
@@ -19,7 +20,7 @@ pub(super) struct CopyOffsets {
 }
 
 impl Layout {
-    /// Areas for transfers of these `sizes` at these `offsets` by this number of `threads`.
+    /// Returns areas for transfers of these `sizes` at these `offsets` by this number of `threads`.
     pub(super) fn of(sizes: &[u64], offsets: &[u64], threads: u32) -> anyhow::Result<Self> {
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let farthest = offsets.iter().copied().max();
@@ -33,7 +34,7 @@ impl Layout {
         Ok(Layout { largest, span })
     }
 
-    /// Bytes that `threads` need of each disk.
+    /// Returns the bytes that `threads` need of each disk.
     pub(super) fn bytes(&self, threads: u32) -> u64 {
         self.span.saturating_mul(2).saturating_mul(threads.into())
     }
@@ -51,7 +52,7 @@ impl Layout {
     }
 }
 
-/// Each size at each offset.
+/// Returns each size at each offset.
 pub(super) fn rounds(sizes: &[u64], offsets: &[u64]) -> impl Iterator<Item = (u64, u64)> {
     sizes
         .iter()

@@ -1,4 +1,5 @@
-//! A positive control of the counts of a disk's interrupts and doorbells: Linux' own driver must show in both.
+//! A positive control of the counts of a disk's interrupts and doorbells: Linux' own driver must
+//! show in both.
 
 use anyhow::ensure;
 
@@ -6,8 +7,8 @@ use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::Controller;
 use crate::guest_context::GuestContext;
 
-/// Does `work`, in which Linux' driver uses the disk. The disk's interrupts must be counted, and its doorbells if it counts any: otherwise
-/// a count of 0 afterwards would say nothing.
+/// Calls `work`, in which Linux' driver uses the disk. The disk's interrupts must be counted, and
+/// its doorbells if it counts any: otherwise a later count of 0 would mean nothing.
 pub fn counted<T>(
     guest: &GuestContext,
     disk: &Controller,

@@ -1,8 +1,10 @@
-//! Whose memory a command's payload met, where [`Expectation::through`](peerbar_report::Expectation::through) names a provider.
+//! The owner of the memory that a command's payload reached, if
+//! [`Expectation::through`](peerbar_report::Expectation::through) names a provider.
 //!
-//! The counters of a device tell its own memory from that of other devices, but not these from each other. So where several could be
-//! meant, the files that the command has opened to allocate memory decide, and those that processes held before. Memory that a process holds
-//! by a DMA-buf or a memory region alone is not known.
+//! The counters of a device distinguish its own memory from that of other devices, but not the
+//! other devices from each other. If several are possible, the files that the command has opened to
+//! allocate memory decide, and those that processes held before. Memory that a process holds only
+//! by a DMA-buf or a memory region is not known.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
@@ -19,10 +21,10 @@ use super::holders::{Holders, holders};
 use crate::guest_context::GuestContext;
 use crate::p2pmem::Pool;
 
-/// Bytes of events that are read at a time (inotify(7): one has 16 and no name).
+/// Bytes of events that are read at a time (inotify(7): an event has 16 bytes and no name).
 const EVENTS: usize = 1024;
 
-/// Records which devices' memory programs open.
+/// Records the devices whose memory programs open.
 pub(super) struct OpenedMemory {
     inotify: OwnedFd,
     /// The watch descriptor of each file, with the device's name.
@@ -32,7 +34,7 @@ pub(super) struct OpenedMemory {
 }
 
 impl OpenedMemory {
-    /// Records from now on what is opened of all devices in the guest.
+    /// Records from now on which devices' memory is opened in the guest.
     ///
     /// # Errors
     /// A file that cannot be watched.
@@ -67,7 +69,7 @@ impl OpenedMemory {
         Ok(())
     }
 
-    /// The devices whose memory was opened.
+    /// Returns the devices whose memory was opened.
     fn opened(&self) -> anyhow::Result<BTreeSet<&str>> {
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         let mut events = Reader::new(&self.inotify, &mut buffer);
@@ -89,10 +91,11 @@ impl OpenedMemory {
         }
     }
 
-    /// Fails unless the payload of `flows` met memory of `provider`. `what` moved it.
+    /// Fails unless the payload of `flows` reached memory of `provider`. `what` moved it.
     ///
     /// # Errors
-    /// Memory of another device, by the counters or by what was opened; or it may be that, for a process held it before.
+    /// The payload reached memory of another device, according to the counters or the opened files;
+    /// or this is possible, because a process held such memory before.
     pub(super) fn judge(
         &self,
         what: &str,
@@ -105,7 +108,8 @@ impl OpenedMemory {
     }
 }
 
-/// The end of a file's path that is the same in each root: without where sysfs is mounted.
+/// Returns the end of a file's path that is the same in each root, without the mount point of
+/// sysfs.
 fn path_end(path: &Path) -> anyhow::Result<String> {
     let path = path.canonicalize();
     let path = path.context("cannot find the file of a device's memory")?;
@@ -113,7 +117,7 @@ fn path_end(path: &Path) -> anyhow::Result<String> {
     Ok(Path::new("/").join(end).to_string_lossy().into_owned())
 }
 
-/// A provider meets its own memory, and all others that of another device.
+/// Judges the flows. A provider reaches its own memory, and all others that of another device.
 fn judge_flows(what: &str, provider: &str, flows: &[PayloadFlow]) -> anyhow::Result<()> {
     for flow in flows {
         let PayloadFlow {
@@ -143,7 +147,8 @@ fn judge_opened(what: &str, provider: &str, opened: &BTreeSet<&str>) -> anyhow::
     Ok(())
 }
 
-/// Fails if a peer that `flows` met may be a device of `held`. A device does not meet its own memory as that of a peer.
+/// Fails if a peer that `flows` reached may be a device of `held`. A device does not reach its own
+/// memory as that of a peer.
 fn judge_held(
     what: &str,
     provider: &str,

@@ -1,5 +1,5 @@
-//! A Persistent Memory Region (NVMe Base 2.0, 8.14) that a GPU reads and writes from peer to peer, over runs. Linux' driver has
-//! no part in it, so vfio-pci has the disk meanwhile.
+//! A Persistent Memory Region (NVMe Base 2.0, 8.14) that a GPU reads and writes peer to peer, over
+//! several runs. Linux' driver does not use it, so vfio-pci has the disk during the check.
 
 use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as With, Measure, Pmr, VfioBackend};
@@ -22,12 +22,13 @@ use crate::user_drivers;
 
 const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 
-/// The GPU's halves lie at the start of the region, and what a later run checks them by behind them.
+/// The GPU's halves are at the start of the region, followed by the record that a later run checks
+/// them by.
 const RECORD: u64 = 2 * HALF;
 const RECORD_BYTES: usize = 24;
 const RECORD_PAGE: u64 = 4096;
 const MAGIC: [u8; 8] = *b"peer-PMR";
-/// Instead of the checksum while a run is in progress, which may have written anything.
+/// In place of the checksum while a run is in progress, which may have written anything.
 const IN_PROGRESS: u64 = 0;
 
 impl Run for Pmr {
@@ -51,7 +52,7 @@ impl Run for Pmr {
     }
 }
 
-/// How many runs the region has seen, this one included.
+/// Returns the number of runs that the region has seen, including this one.
 fn with_device(binding: &Binding, bench: &mut DmaBufCopies<'_>) -> anyhow::Result<u64> {
     let region = Region::enable(binding)?;
     let runs = region
@@ -73,7 +74,7 @@ fn with_device(binding: &Binding, bench: &mut DmaBufCopies<'_>) -> anyhow::Resul
 /// A region that is ready.
 struct Region {
     registers: RegisterBar,
-    /// The BAR that it is.
+    /// The BAR that contains it.
     bar: u32,
     /// The halves and the record.
     memory: Mapping,
@@ -115,7 +116,7 @@ impl Region {
         Ok(region)
     }
 
-    /// What the GPU reads and writes.
+    /// Returns the range that the GPU reads and writes.
     fn halves(&self) -> BarRange {
         BarRange {
             bar: self.bar,
@@ -135,12 +136,12 @@ impl Region {
         self.is_persistent()
     }
 
-    /// PMRSTS, whose read is also the barrier.
+    /// Reads PMRSTS, which is also the barrier.
     fn status(&self) -> anyhow::Result<u32> {
         read(&self.registers, PMRSTS)
     }
 
-    /// What was written is persistent.
+    /// Checks that written data is persistent.
     fn is_persistent(&self) -> anyhow::Result<()> {
         let status = self.status()?;
         ensure!(status == 0, "PMRSTS is {status:#x} after a barrier");
@@ -160,14 +161,16 @@ impl Region {
         Ok(bytes)
     }
 
-    /// How many runs the region has seen, and what the last of them has left is found whole; none if the region is empty.
+    /// Returns the number of runs that the region has seen, after checking that the data of the
+    /// last of them is intact, or `None` if the region is empty.
     fn former(&self) -> anyhow::Result<Option<u64>> {
         let record = self.read_memory(RECORD, RECORD_BYTES as u64)?;
         let data = self.read_memory(0, RECORD)?;
         runs_of(&record, &data)
     }
 
-    /// Leaves a record that says that a run is in progress, so that the next one does not judge the data if this one is ended.
+    /// Leaves a record that says that a run is in progress, so that the next run does not judge the
+    /// data if this one is aborted.
     fn begin(&self, runs: u64) -> anyhow::Result<()> {
         self.write_record(runs, IN_PROGRESS)
     }
@@ -178,14 +181,14 @@ impl Region {
         self.is_persistent()
     }
 
-    /// Leaves a record for the next run: first the data is persistent, then the record.
+    /// Leaves a record for the next run: first makes the data persistent, then the record.
     fn leave(&self, runs: u64) -> anyhow::Result<()> {
         self.is_persistent()?;
         let sum = checksum(&self.read_memory(0, RECORD)?);
         self.write_record(runs, sum)
     }
 
-    /// PMRCTL.EN is toggled, and the function is reset, while the GPU reads. The contents stay.
+    /// Toggles PMRCTL.EN, and resets the function, while the GPU reads. The contents stay.
     fn endure(
         &self,
         bench: &mut DmaBufCopies<'_>,
@@ -214,8 +217,8 @@ fn read(registers: &RegisterBar, offset: u64) -> anyhow::Result<u32> {
     Ok(u32::from_le_bytes(value))
 }
 
-/// How many runs a record counts; none if it and the data are zeros. The data must be those that the last run has left, unless
-/// that was ended before it left any.
+/// Returns the number of runs in a record, or `None` if it and the data are zeros. The data must be
+/// as the last run has left it, unless that run was aborted before it left any.
 fn runs_of(record: &[u8], data: &[u8]) -> anyhow::Result<Option<u64>> {
     if record.iter().all(|byte| *byte == 0) {
         ensure!(
@@ -240,7 +243,7 @@ fn runs_of(record: &[u8], data: &[u8]) -> anyhow::Result<Option<u64>> {
     Ok(Some(runs))
 }
 
-/// FNV-1a over 64-bit words.
+/// Returns FNV-1a over 64-bit words.
 fn checksum(data: &[u8]) -> u64 {
     words_of(data).fold(0xcbf2_9ce4_8422_2325, |sum, word| {
         (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! The pool gives what it has, and no more.
+//! Checks that the pool gives out all that it has, and no more.
 
 use super::{CheckOutcome, Run};
 use peerbar_report::{Measure, PoolExhausted};
@@ -30,7 +30,8 @@ impl Run for PoolExhausted {
                 );
             }
         }
-        // Shows that it was the size that was refused, and that the refusal has lost nothing.
+        // Shows that the size was the reason for the refusal, and that the refusal has lost
+        // nothing.
         let page = pool
             .map(usize::try_from(PAGE)?)
             .context("after the refusal")?;

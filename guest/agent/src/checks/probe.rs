@@ -1,7 +1,9 @@
-//! One pair of devices, tried out: the client's DMA to the provider's memory, and what a program sees of it.
+//! Tries one pair of devices: the client's DMA to the provider's memory, and the program's view of
+//! it.
 //!
-//! Each direction is a move of data from one end to another with the provider's memory in between. The client is at the
-//! near end. The far end is the provider's own disk if it has one, else its memory itself.
+//! Each direction is a move of data from one end to another with the provider's memory in between.
+//! The client is at the near end. The far end is the provider's own disk if it has one, otherwise
+//! its memory itself.
 
 mod by_verbs;
 mod user_driven;
@@ -25,7 +27,7 @@ use crate::kmsg::Expected;
 use crate::mapped_buffer::MappedBuffer;
 use peerbar_pattern::Pattern;
 
-/// Size of a transfer in bytes: many pages, less than what controllers take in one command.
+/// Size of a transfer in bytes: many pages, but less than controllers take in one command.
 const LENGTH: u64 = 64 << 10;
 const BYTES: usize = 64 << 10;
 
@@ -83,7 +85,7 @@ impl Run for Probe {
     }
 }
 
-/// What becomes of both directions, by way of `pair` or the error in its place.
+/// Returns the outcome of both directions, through `pair` or the error in its place.
 fn both_ways<'p>(
     guest: &GuestContext,
     number: u32,
@@ -102,7 +104,7 @@ fn both_ways<'p>(
     }
 }
 
-/// The same with both devices in the hands of vfio-pci meanwhile.
+/// Returns the same, while vfio-pci drives both devices.
 fn by_vfio(
     guest: &GuestContext,
     probe: &Probe,
@@ -123,7 +125,7 @@ fn by_vfio(
     taken.give_back(guest, outcome)
 }
 
-/// Whether VFIO refuses a device by its rule, rather than that something else went wrong.
+/// Returns `true` if VFIO refuses a device by its rule, `false` for any other failure.
 fn is_refusal(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref::<peerbar_vfio_nvme::Error>(),
@@ -141,13 +143,14 @@ fn client_number(guest: &GuestContext, probe: &Probe) -> anyhow::Result<u32> {
     }
 }
 
-/// A client, ready to move data between its own storage and the other end.
+/// A client that can move data between its own storage and the other end.
 trait Pair {
-    /// Puts `bytes` where `direction` starts, without peer-to-peer DMA, and something else where they pass.
+    /// Puts `bytes` at the start of `direction`, without peer-to-peer DMA, and something else where
+    /// they pass.
     fn load(&mut self, direction: Direction, bytes: &[u8]) -> anyhow::Result<()>;
-    /// Moves them.
+    /// Moves the bytes.
     fn carry(&mut self, direction: Direction) -> anyhow::Result<()>;
-    /// What is where `direction` ends.
+    /// Returns the data at the end of `direction`.
     fn arrived(&mut self, direction: Direction) -> anyhow::Result<Vec<u8>>;
 }
 
@@ -198,12 +201,12 @@ fn failed(error: &anyhow::Error) -> Transfer {
 struct DiskPair {
     client: File,
     memory: MappedBuffer,
-    /// The provider's own disk, if it is no GPU.
+    /// The provider's own disk, if the provider is not a GPU.
     provider: Option<File>,
 }
 
 impl DiskPair {
-    /// Where on the disks the two ends are, so that a disk can be both.
+    /// Positions of the two ends on the disks, so that a disk can be both.
     const NEAR: u64 = 0;
     const FAR: u64 = LENGTH;
 
@@ -284,7 +287,7 @@ impl CopyEngine {
 }
 
 impl CopyEngine {
-    /// Where `direction` starts and where it ends.
+    /// Returns the start and the end of `direction`.
     fn mappings(&self, direction: Direction) -> (&Mapping, &Mapping) {
         let (vram, other) = (self.vram.mapping(), self.other.mapping());
         match direction {

@@ -1,4 +1,4 @@
-//! A program from the host, and what it reports.
+//! Runs a program from the host, and judges its report.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,7 +15,7 @@ use crate::kmsg::Expected;
 use crate::program_socket;
 use crate::tools::ToolCommand;
 
-/// What the dynamic loader prints, and what to do then.
+/// Messages of the dynamic loader, and the remedies.
 const LOADER: [(&str, &str); 2] = [
     (
         "error while loading shared libraries",
@@ -66,7 +66,7 @@ impl Run for Program {
     }
 }
 
-/// How the program is started, with the devices' names filled in.
+/// Returns the program's command, with the devices' names filled in.
 fn tool_command(program: &Program, guest: &GuestContext) -> anyhow::Result<ToolCommand> {
     let placeholders = guest.placeholders();
     let arguments = program.arguments.iter();
@@ -83,7 +83,7 @@ fn tool_command(program: &Program, guest: &GuestContext) -> anyhow::Result<ToolC
     })
 }
 
-/// Adds what the kernel means by an error of execve(2).
+/// Adds an explanation to an error of execve(2).
 fn explain_start(error: anyhow::Error) -> anyhow::Error {
     let cause = error.root_cause().downcast_ref::<io::Error>();
     let meaning = match cause.and_then(io::Error::raw_os_error) {
@@ -99,7 +99,7 @@ fn explain_start(error: anyhow::Error) -> anyhow::Error {
     error.context(meaning)
 }
 
-/// Adds what to do if the dynamic loader has ended it.
+/// Adds a remedy if the dynamic loader has ended the program.
 fn explain_loader(error: anyhow::Error) -> anyhow::Error {
     let text = format!("{error:#}");
     let found = LOADER.iter().find(|(printed, _)| text.contains(printed));

@@ -13,8 +13,8 @@ impl Run for Provider {
         let provider = guest.provider(device)?;
         let state = provider.pool.state()?;
         let description = &provider.description;
-        // The nvme driver gives the whole CMB to the pool and takes its queues out of it again (Linux,
-        // drivers/nvme/host/pci.c), so queues in the CMB show in what is available, not in the size.
+        // The nvme driver gives the whole CMB to the pool and allocates its queues from it (Linux,
+        // drivers/nvme/host/pci.c), so queues in the CMB reduce the available bytes, not the size.
         ensure!(
             state.size == provider.bytes,
             "the p2pmem of {device} has {} bytes, but its memory {}; look at the BAR's size, and at SZ and SZU of the CMBSZ of \

@@ -8,7 +8,7 @@ use crate::counters::{Traffic, TrafficWatch};
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
 
-/// Reads that are issued, one command each.
+/// Number of reads, one command each.
 const COMMANDS: u64 = 64;
 
 /// Bytes of one read: a page, so that no driver has a reason to split it.
@@ -35,7 +35,8 @@ impl Run for QueuesInCmb {
     }
 }
 
-/// The admin queue always lies in guest RAM, and nothing uses it meanwhile.
+/// Judges the commands. The admin queue always lies in guest RAM, and nothing uses it during the
+/// check.
 fn judge(traffic: &Traffic, device: u32) -> anyhow::Result<()> {
     let own = traffic.commands_from_own_memory(device);
     let ram = traffic.commands_from_guest_ram(device);

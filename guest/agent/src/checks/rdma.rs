@@ -9,11 +9,11 @@ use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
 use crate::tools::{Ran, ToolCommand};
 
-/// Where the launcher puts the programs of this project.
+/// The folder where the launcher puts the programs of this project.
 const FOLDER: &str = "/opt/peerbar";
-/// The line in which the program reports what it has moved.
+/// Start of the line in which the program reports its payload.
 const PAYLOAD: &str = "# payload ";
-/// The line by which it says that requests are in progress.
+/// The line with which it reports that requests are in progress.
 const UNDER_LOAD: &str = "# under load";
 
 impl Run for Rdma {
@@ -40,7 +40,7 @@ impl Run for Rdma {
     }
 }
 
-/// Runs a command of the program of the verbs, and returns what it printed.
+/// Runs a command of the verbs program, and returns its output.
 pub(super) fn run(
     guest: &GuestContext,
     command: &str,
@@ -68,7 +68,7 @@ pub(super) fn run(
     })
 }
 
-/// A command of the program of the verbs with its options.
+/// Returns a command of the verbs program with its options.
 pub(super) fn tool_command(command: &str, arguments: &[(&str, String)]) -> ToolCommand {
     let options = arguments.iter();
     let options = options.flat_map(|(option, value)| [(*option).to_owned(), value.clone()]);
@@ -81,7 +81,8 @@ pub(super) fn tool_command(command: &str, arguments: &[(&str, String)]) -> ToolC
     }
 }
 
-/// Runs the program of the verbs, with the death of a server once it says that requests are in progress, and judges its report.
+/// Runs the verbs program, kills a server once the program reports that requests are in progress,
+/// and judges its report.
 pub(super) fn run_and_kill(
     guest: &GuestContext,
     tool: &ToolCommand,
@@ -121,7 +122,7 @@ pub(super) fn judge_report(ran: &Ran, measure: &mut Measure) -> anyhow::Result<(
     }
 }
 
-/// What the program calls this memory.
+/// Returns the program's name for this memory.
 pub(super) fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
     Ok(match memory {
         RdmaMemory::Vram(gpu) => guest.gpu(gpu)?.node().to_string(),
@@ -129,7 +130,7 @@ pub(super) fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Resul
     })
 }
 
-/// The numbers in the line of the program's output that begins with `begin`.
+/// Returns the numbers in the line of the program's output that begins with `begin`.
 pub(super) fn figures<const COUNT: usize>(
     output: &str,
     begin: &str,
@@ -142,7 +143,7 @@ pub(super) fn figures<const COUNT: usize>(
     figures.with_context(|| format!("the program did not print {begin:?} with numbers: {COUNT}"))
 }
 
-/// The payload bytes that the program says it has moved, and in how many seconds.
+/// Returns the payload bytes that the program reports, and the seconds that they took.
 pub(super) fn payload(output: &str) -> anyhow::Result<(u64, f64)> {
     let mut lines = output.lines().rev();
     let line = lines.find_map(|line| line.strip_prefix(PAYLOAD)?.strip_suffix(" s"));

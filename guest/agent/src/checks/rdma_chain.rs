@@ -16,7 +16,7 @@ impl Run for RdmaChain {
         measure.sizes = size_range(&self.sizes);
         let length = self.disk_bytes();
         let pattern = guest.fresh_pattern(source);
-        // What is there in the end is not what lay there before.
+        // The final content must differ from the content before.
         let other = guest.fresh_pattern(target);
         for (controller, pattern) in [(source, pattern), (target, other)] {
             let file = controller.disk.open_direct()?;

@@ -1,4 +1,4 @@
-//! Completion queues of an RDMA adapter in a buffer of a program's.
+//! Completion queues of an RDMA adapter in a program's buffer.
 
 use anyhow::{Context as _, anyhow, ensure};
 use peerbar_report::{Measure, RdmaCompletions};
@@ -7,7 +7,7 @@ use super::{CheckOutcome, Run, rdma};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 
-/// The line by which the program reports how many completions it has had.
+/// Start of the line in which the program reports the number of its completions.
 const COMPLETIONS: &str = "# completions ";
 
 impl Run for RdmaCompletions {
@@ -22,7 +22,7 @@ impl Run for RdmaCompletions {
         let ran = if self.loses {
             tool.arguments.push("--loses".to_owned());
             let gpu = self.memory.gpu().context("the check loses no GPU")?;
-            // How many completions there were before the GPU died is not known.
+            // The number of completions before the GPU died is not known.
             rdma::run_and_kill(guest, &tool, (gpu, self.seconds), measure)?
         } else {
             let tools = guest.required_tools()?;

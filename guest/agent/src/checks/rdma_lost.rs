@@ -1,4 +1,5 @@
-//! A surprise removal of a part of an RDMA transfer: the server behind it is killed while requests are in progress.
+//! A surprise removal during an RDMA transfer: the server of one of its devices is killed while
+//! requests are in progress.
 
 use anyhow::{Context, anyhow, ensure};
 use peerbar_report::{CheckKind, Measure, RdmaLost, RdmaPart};
@@ -8,7 +9,7 @@ use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 
-/// The line in which the program reports the bytes of the requests that succeeded.
+/// Start of the line in which the program reports the bytes of the requests that succeeded.
 const ACKNOWLEDGED: &str = "# acknowledged ";
 
 impl Run for RdmaLost {
@@ -37,7 +38,7 @@ impl Run for RdmaLost {
             ran.output
         );
         let [acknowledged] = rdma::figures(&ran.output, ACKNOWLEDGED)?;
-        // The program also tries what is left, with guest RAM.
+        // The program also tries the remaining devices, with guest RAM.
         let judged = self.judge(&watch.flows()?, acknowledged, true);
         judged.map_err(|message| anyhow!(message))?;
         Ok(CheckOutcome::Passed)

@@ -1,4 +1,4 @@
-//! What an RDMA adapter must refuse.
+//! Requests that an RDMA adapter must refuse.
 
 use anyhow::{anyhow, ensure};
 use peerbar_report::{Measure, RdmaRefused};
@@ -6,7 +6,8 @@ use peerbar_report::{Measure, RdmaRefused};
 use super::{CheckOutcome, Run, rdma};
 use crate::guest_context::GuestContext;
 
-/// The line in which the program reports the bytes that the adapter was permitted to write and to read.
+/// Start of the line in which the program reports the bytes that the adapter was permitted to write
+/// and to read.
 const PERMITTED: &str = "# permitted ";
 
 impl Run for RdmaRefused {

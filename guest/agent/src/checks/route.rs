@@ -1,4 +1,4 @@
-//! The route that the bytes took, and whether it is the right one.
+//! The route of the bytes, compared with the expected one.
 
 use std::io;
 
@@ -14,12 +14,12 @@ pub struct Share {
     pub(crate) number: u32,
     /// Its name.
     pub(crate) name: String,
-    /// How much.
+    /// Number of bytes.
     pub(crate) bytes: u64,
 }
 
-/// Adds what the kernel means by the errors that it has for a peer-to-peer mapping it does not do: EREMOTEIO before
-/// 6.19 or so, EINVAL since.
+/// Adds an explanation to the kernel's errors for a peer-to-peer mapping that it refuses: EREMOTEIO
+/// before 6.19 or so, EINVAL since.
 pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
     let code = error
         .root_cause()
@@ -34,7 +34,7 @@ pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// All bytes must have taken the route that the buffer stands for, and none the other.
+/// Checks that all bytes took the route of the buffer, and none took the other.
 pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow::Result<()> {
     let failures = traffic.failures();
     ensure!(
@@ -75,7 +75,8 @@ pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow:
     Ok(())
 }
 
-/// Devices below one switch reach each other through it: none of their payload went up to the root.
+/// Checks that no payload went up to the root: devices below one switch reach each other through
+/// it.
 pub(super) fn stayed_below(measure: &Measure) -> anyhow::Result<()> {
     let up = measure.routes.get(&Route::Upstream).copied().unwrap_or(0);
     ensure!(

@@ -18,7 +18,7 @@ use crate::user_drivers::{address_space, open_gpu, vram};
 const LENGTH: u64 = 64 << 10;
 const BYTES: usize = 64 << 10;
 
-/// What the memory holds before.
+/// Previous content of the memory.
 const BEFORE: u8 = 0x5a;
 
 impl Run for VfioAlias {
@@ -63,16 +63,16 @@ impl Run for VfioAlias {
     }
 }
 
-/// Where data arrived.
+/// The place where data arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arrived {
-    /// The memory that has the address on the bus.
+    /// The memory that has this bus address.
     Peer,
-    /// The memory that has it in the address space.
+    /// The memory that has this address in the address space.
     OwnMemory,
 }
 
-/// Has the disk read its first blocks to `address`, which stands for memory of this process.
+/// Lets the disk read its first blocks to `address`, which refers to memory of this process.
 fn read_at(
     guest: &GuestContext,
     taken: &TakenDevices<'_>,

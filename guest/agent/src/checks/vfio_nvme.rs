@@ -20,15 +20,17 @@ use crate::user_drivers::{
 };
 use peerbar_pattern::Pattern;
 
-/// Bytes of each half of the memory: what is written to the disk, and what is read back. Some commands each way.
+/// Bytes of each half of the memory: data to write to the disk, and data read back. Both take
+/// several commands.
 const HALF: u64 = 1 << 20;
 /// Bytes of a GPU's memory: for the data, queues and PRP lists.
 const VRAM: u64 = 3 * HALF;
 const _: () = assert!(2 * HALF + QUEUE_BYTES + LIST_BYTES <= VRAM);
 
-/// Entries of queues in a GPU's memory: a page of submission queue entries, as many as the library keeps outstanding.
+/// Entries of queues in a GPU's memory: a page of submission queue entries, as many as the library
+/// keeps outstanding.
 const ENTRIES: u16 = 64;
-/// Bytes of such queues, a page each.
+/// Bytes of such queues, one page each.
 pub(super) const QUEUE_BYTES: u64 = 2 * PAGE;
 
 impl Run for VfioNvme {
@@ -53,7 +55,7 @@ impl Run for VfioNvme {
     }
 }
 
-/// All commands must have been fetched from where the queues lie, and none from elsewhere.
+/// Checks that all commands were fetched from the queues' location, and none from elsewhere.
 pub(super) fn judge_queues(
     queues: QueueLocation,
     device: u32,
@@ -72,7 +74,7 @@ pub(super) fn judge_queues(
     Ok(())
 }
 
-/// All PRP lists must have been read from where they lie, and none from elsewhere.
+/// Checks that all PRP lists were read from their location, and none from elsewhere.
 fn judge_lists(lists: QueueLocation, device: u32, traffic: &Traffic) -> anyhow::Result<()> {
     let [ram, peers] = traffic.list_bytes(device);
     let is_right = match lists {
@@ -86,7 +88,7 @@ fn judge_lists(lists: QueueLocation, device: u32, traffic: &Traffic) -> anyhow::
     Ok(())
 }
 
-/// A disk and perhaps a GPU in the hands of vfio-pci.
+/// A disk, and possibly a GPU, driven by vfio-pci.
 pub(super) struct TakenDevices<'a> {
     pub(super) disk: (&'a Controller, Binding),
     pub(super) gpu: Option<(&'a Gpu, Binding)>,
@@ -117,7 +119,7 @@ impl<'a> TakenDevices<'a> {
         }
     }
 
-    /// Gives both back, whatever the `outcome` of what was done with them.
+    /// Gives both back, whatever the `outcome` of the work with them.
     pub(super) fn give_back<T>(
         self,
         guest: &GuestContext,
@@ -134,7 +136,7 @@ impl<'a> TakenDevices<'a> {
     }
 }
 
-/// `error`, and that of the way back to the devices' own drivers if there is one.
+/// Returns `error`, and the error of the return to the devices' own drivers if there is one.
 fn with_way_back(error: anyhow::Error, back: anyhow::Result<()>) -> anyhow::Error {
     match back {
         Ok(()) => error,
@@ -142,7 +144,7 @@ fn with_way_back(error: anyhow::Error, back: anyhow::Result<()>) -> anyhow::Erro
     }
 }
 
-/// With registers by a mapping, and by calls.
+/// Runs with mapped registers, and with registers by system calls.
 fn both_ways(
     guest: &GuestContext,
     check: &VfioNvme,
@@ -205,7 +207,7 @@ fn there_and_back(
     Ok(())
 }
 
-/// Queues in the [`QUEUE_BYTES`] from `submission` on.
+/// Returns queues in the [`QUEUE_BYTES`] from `submission` on.
 pub(super) fn queues_at(submission: u64) -> QueueMemory {
     QueueMemory {
         submission,
@@ -226,7 +228,7 @@ pub(super) fn start(
     start_opened(taken, device, space, access)
 }
 
-/// As [`start`], of a disk that is open in the address space.
+/// Like [`start`], for a disk that is open in the address space.
 pub(super) fn start_opened(
     taken: &TakenDevices<'_>,
     device: Arc<VfioDevice>,
@@ -261,7 +263,7 @@ pub(super) fn fill(disk: &mut Disk, pattern: Pattern, length: u64) -> anyhow::Re
 pub(super) struct Vram {
     /// Its I/O address.
     pub(super) address: u64,
-    /// Without it the memory would be taken away.
+    /// Kept because closing it would take the memory away.
     _gpu: VfioDevice,
 }
 

@@ -1,4 +1,4 @@
-//! Data that must be in memory before their completion is.
+//! Data must be in memory before its completion is.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::guest_context::GuestContext;
 use crate::user_drivers::address_space;
 use peerbar_pattern::Pattern;
 
-/// Reads, one after the other, and bytes of each.
+/// Number of reads, one after the other, and bytes of each.
 const READS: u64 = 256;
 const READ: u64 = 4096;
 const READ_BYTES: usize = 4096;
@@ -23,9 +23,9 @@ const READ_BYTES: usize = 4096;
 const LENGTH: u64 = READS * READ;
 /// Number of the queue pair in the GPU's memory.
 const QUEUE: u16 = 2;
-/// What the memory holds before a read.
+/// Content of the memory before a read.
 const BEFORE: [u8; READ_BYTES] = [0x5a; READ_BYTES];
-/// How long a completion may take, or data that come after it.
+/// Time limit for a completion, or for data that arrives after it.
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for VfioOrder {
@@ -50,7 +50,7 @@ impl Run for VfioOrder {
     }
 }
 
-/// This number of reads, and no other, must have been late.
+/// Checks that exactly this number of reads was late.
 fn judge(late: &[u64], expected: u16) -> anyhow::Result<()> {
     ensure!(
         late.len() == usize::from(expected),
@@ -60,7 +60,8 @@ fn judge(late: &[u64], expected: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the disk read with its queues in the GPU's memory; the numbers of the reads whose data came after their completion.
+/// Lets the disk read with its queues in the GPU's memory. Returns the numbers of the reads whose
+/// data came after their completion.
 fn read(
     guest: &GuestContext,
     taken: &TakenDevices<'_>,
@@ -89,7 +90,8 @@ fn read(
     })
 }
 
-/// One read into its part of `memory`, which is at `address`; whether the data are there with the completion.
+/// Reads into the read's part of `memory`, which is at `address`. Returns `true` if the data is
+/// there with the completion.
 fn is_in_order(
     disk: &mut Disk,
     (memory, address): (&Mapping, u64),

@@ -31,18 +31,18 @@ use peerbar_pattern::Pattern;
 
 /// Bytes of one read.
 const READ: u64 = 32 << 10;
-/// Reads that are outstanding.
+/// Number of outstanding reads.
 const DEPTH: u64 = 16;
-/// Bytes of the GPU's memory that are read into.
+/// Bytes of the GPU's memory that the reads fill.
 const LENGTH: u64 = READ * DEPTH;
-/// Ranges of the disk that each part of the memory is read from in turn. With three, a read that ended with success but moved nothing
-/// leaves contents that neither it nor the next one has.
+/// Ranges of the disk from which each part of the memory is read in turn. With three, a read that
+/// ended with success but moved nothing leaves contents that neither it nor the next one has.
 const RANGES: u64 = 3;
-/// Reads that have ended well before the memory is taken away.
+/// Number of successful reads before the memory is taken away.
 const BEFORE: u64 = 64;
-/// Reads that must fail afterwards.
+/// Number of reads that must fail afterwards.
 const AFTERWARDS: u64 = 4 * DEPTH;
-/// How long a command, or the load as a whole, may take to end.
+/// Time limit for a command, or for the load as a whole.
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for VfioRevocation {
@@ -69,14 +69,14 @@ impl Run for VfioRevocation {
     }
 }
 
-/// How the memory is taken away.
+/// The way in which the memory is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// The GPU's BARs are no longer decoded.
     DecodeOff,
     /// The GPU is reset, which it survives.
     Reset,
-    /// The addresses stand for nothing any more.
+    /// The addresses become unmapped.
     Unmap,
     /// The GPU is closed.
     Close,
@@ -93,36 +93,37 @@ impl Way {
         Self::DiskReset,
     ];
 
-    /// Whether the memory is there again once it has happened. A dma-buf in iommufd stays revoked.
+    /// Returns `true` if the memory comes back afterwards. A dma-buf in iommufd stays revoked.
     fn is_passing(self, backend: VfioBackend) -> bool {
         self == Self::Reset && backend == VfioBackend::Type1
     }
 
-    /// Whether nothing reaches the memory once the call has returned. With type 1 the mapping outlives a close, and vfio-pci
-    /// resets the GPU, restores its registers with memory decode on, and puts it into D3hot some time later (Linux
-    /// drivers/vfio/pci/vfio_pci_core.c, `vfio_pci_core_disable`).
+    /// Returns `true` if nothing reaches the memory once the call has returned. With type 1 the
+    /// mapping outlives a close, and vfio-pci resets the GPU, restores its registers with memory
+    /// decode on, and puts it into D3hot some time later (Linux drivers/vfio/pci/vfio_pci_core.c,
+    /// `vfio_pci_core_disable`).
     fn is_at_once(self, backend: VfioBackend) -> bool {
         (self, backend) != (Self::Close, VfioBackend::Type1)
     }
 }
 
-/// What the reads go to and come from.
+/// Source and destination of the reads.
 struct Scene<'a> {
     guest: &'a GuestContext,
     taken: &'a TakenDevices<'a>,
     backend: VfioBackend,
     space: DmaSpace,
-    /// The GPU's.
+    /// That of the GPU.
     binding: &'a Binding,
-    /// What the disk holds.
+    /// Content of the disk.
     pattern: Pattern,
-    /// The address of [`READ`] bytes of this process' memory.
+    /// The address of [`READ`] bytes of this process's memory.
     own: u64,
     /// The address of the GPU's memory.
     address: u64,
 }
 
-/// One loss: reads without a pause, the loss, then what is left is checked.
+/// One loss: continuous reads, the loss, then a check of what is left.
 fn lose(
     guest: &GuestContext,
     taken: &TakenDevices<'_>,
@@ -166,7 +167,8 @@ fn lose(
 }
 
 impl Scene<'_> {
-    /// Checks what is left after a loss: the GPU, unless it was closed, and the disk, which may have been reset.
+    /// Checks the state after a loss: the GPU, unless it was closed, and the disk, which may have
+    /// been reset.
     fn judge(
         &self,
         way: Way,
@@ -202,8 +204,9 @@ impl Scene<'_> {
         }
     }
 
-    /// Reads that begin now end with errors, and move nothing. Those that were in progress when the memory was taken away have
-    /// ended: the disk counts a transfer only when QEMU has answered it, so their transfers may be counted late.
+    /// Checks that reads that begin now end with errors, and move nothing. Reads that were in
+    /// progress when the memory was taken away have ended. The disk counts a transfer only when
+    /// QEMU has answered it, so their transfers may be counted late.
     fn are_refused(&self, disk: &mut Disk) -> anyhow::Result<()> {
         let load = Load::default();
         self.nothing_moves(|| {
@@ -215,14 +218,14 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// As [`Scene::are_refused`], and they leave the memory as it is.
+    /// Like [`Scene::are_refused`], and checks that the memory stays unchanged.
     fn leave_the_mark(&self, disk: &mut Disk, gpu: &VfioDevice) -> anyhow::Result<()> {
         mark(gpu)?;
         self.are_refused(disk)?;
         is_marked(&contents(gpu)?)
     }
 
-    /// A read moves its bytes, to where it is to and nowhere else.
+    /// Checks that a read moves its bytes to its destination and nowhere else.
     fn reach(&self, disk: &mut Disk, gpu: &VfioDevice) -> anyhow::Result<()> {
         mark(gpu)?;
         let mut watch = TrafficWatch::new(self.guest);
@@ -240,8 +243,9 @@ impl Scene<'_> {
         is_marked(rest)
     }
 
-    /// Reads are refused once the GPU is closed. Open again, it has memory that they reach no more with iommufd; with type 1 they do while it is
-    /// open, since the mapping has outlived the close.
+    /// Checks that reads are refused once the GPU is closed. When it is open again, they do not
+    /// reach its memory with iommufd. With type 1 they do while it is open, since the mapping has
+    /// outlived the close.
     fn after_close(&self, disk: &mut Disk) -> anyhow::Result<()> {
         self.are_refused(disk)?;
         let open = || open_gpu(self.space.address_space(), self.binding);
@@ -258,7 +262,7 @@ impl Scene<'_> {
         is_marked_or_cleared(&contents(&open()?)?)
     }
 
-    /// `work` moves nothing to the memory of a device.
+    /// Checks that `work` moves nothing to the memory of a device.
     fn nothing_moves(&self, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut watch = TrafficWatch::new(self.guest);
         watch.watch(work)?;
@@ -270,7 +274,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Bytes that the disk has moved to the memory of devices.
+    /// Returns the bytes that the disk has moved to the memory of devices.
     fn moved(&self, watch: &TrafficWatch<'_>) -> anyhow::Result<u64> {
         Ok(watch
             .traffic()?
@@ -278,7 +282,8 @@ impl Scene<'_> {
     }
 }
 
-/// Waits until the kernel has put the function with this directory in sysfs into D3hot, in which it decodes no memory.
+/// Waits until the kernel has put the function with this directory in sysfs into D3hot, in which it
+/// decodes no memory.
 fn wait_for_d3hot(pci: &Path) -> anyhow::Result<()> {
     let file = pci.join("power_state");
     let begun = Instant::now();
@@ -299,7 +304,7 @@ fn wait_for_d3hot(pci: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Opens the GPU and maps the start of its memory; this process keeps no mapping of it.
+/// Opens the GPU and maps the start of its memory. This process keeps no mapping of it.
 fn map(
     space: &DmaSpace,
     backend: VfioBackend,
@@ -322,7 +327,7 @@ fn map(
     Ok((gpu, address))
 }
 
-/// Takes the memory away; returns the GPU, if it is still open.
+/// Takes the memory away. Returns the GPU, if it is still open.
 fn take_away(
     way: Way,
     gpu: VfioDevice,

@@ -1,4 +1,5 @@
-//! A disk that this process has by vfio-pci reaches the VRAM of a GPU that has its own driver: by type 1, through a mapping of the window.
+//! A disk that this process drives by vfio-pci reaches the VRAM of a GPU that has its own driver:
+//! by type 1, through a mapping of the window.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -19,16 +20,18 @@ use crate::user_drivers::address_space;
 use crate::user_gpu::TIME_OUT;
 use peerbar_pattern::Pattern;
 
-/// Reads of the launch, and bytes of each. The window is trapped: each 8 bytes are a message.
+/// Number of reads of the launch, and bytes of each. The window is trapped: each 8 bytes are a
+/// message.
 const READS: u16 = 32;
 const READ_BYTES: u64 = 4096;
 const BYTES: u64 = READS as u64 * READ_BYTES;
-/// Entries of each queue, and its number. The first is the program's own.
+/// Entries of each queue, and the number of the GPU's queue pair. The first queue pair belongs to
+/// the program.
 const ENTRIES: u16 = 16;
 const QUEUE: u16 = 2;
-/// How long it may take from one completion to the next.
+/// Time limit from one completion to the next.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Bytes from one offset to the next that is looked at.
+/// Distance of the offsets that are inspected.
 const STEP: usize = 4096;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
@@ -58,7 +61,8 @@ impl Run for VfioWindow {
     }
 }
 
-/// The GPU reads by the disk's queues; then memory goes while the disk has addresses for it. Doorbells that the GPU wrote.
+/// Lets the GPU read by the disk's queues, then removes memory while the disk has addresses for it.
+/// Returns the number of doorbells that the GPU wrote.
 fn through_window(
     taken: &TakenDevices<'_>,
     gpu: &peerbar_gds::Gpu,
@@ -73,7 +77,7 @@ fn through_window(
     Ok(doorbells)
 }
 
-/// Maps a buffer of the GPU for the disk; its address there.
+/// Maps a buffer of the GPU for the disk. Returns its address there.
 fn map(space: &DmaSpace, buffer: &Buffer) -> anyhow::Result<u64> {
     let memory = Arc::new(buffer.map_again()?);
     let address = space.free_addresses(memory.size())?;
@@ -137,7 +141,7 @@ fn content(buffer: &Buffer) -> anyhow::Result<Vec<u8>> {
     Ok(seen)
 }
 
-/// The address space has the mapping, so the memory is not given to the next owner.
+/// Checks that freed memory is not given to another owner while the address space maps it.
 fn keeps_freed_memory(
     disk: &mut Disk,
     space: &DmaSpace,
@@ -159,7 +163,8 @@ fn keeps_freed_memory(
     Ok(pattern.verify(0, &seen)?)
 }
 
-/// Type 1 has no means to notice: its translation stays. So the window refuses what comes by it, and gives the addresses to no other buffer.
+/// Checks that revoked memory is lost. Type 1 cannot notice the revocation: its translation stays.
+/// So the window refuses accesses through it, and gives the addresses to no other buffer.
 fn loses_revoked_memory(
     disk: &mut Disk,
     space: &DmaSpace,
@@ -187,7 +192,7 @@ fn loses_revoked_memory(
     Ok(())
 }
 
-/// Buffers of other owners, as many as there is room for.
+/// Allocates buffers of other owners, as many as there is room for.
 fn fill_window(gpu: &peerbar_gds::Gpu) -> anyhow::Result<Vec<Buffer>> {
     let mut owners = Vec::new();
     loop {
@@ -213,7 +218,8 @@ fn is_given_out(owners: &[Buffer], bus_address: u64) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// A transfer where the window has no memory. A write may end with success: PCI Express answers none.
+/// Transfers where the window has no memory. A write may end with success: PCI Express has no
+/// completions for writes.
 fn transfer_refused(disk: &mut Disk, direction: Direction, address: u64) -> anyhow::Result<()> {
     match disk.transfer(direction, 0, address, READ_BYTES) {
         Ok(()) | Err(peerbar_vfio_nvme::Error::Status { .. }) => Ok(()),
@@ -236,7 +242,8 @@ fn writes_no_other_memory(disk: &mut Disk, address: u64, others: &[Buffer]) -> a
     Ok(())
 }
 
-/// The disk writes its block 0 from there, then shows it. Memory of another owner would be zeros.
+/// Checks that the disk reads no other owner's memory: it writes its block 0 from there, then shows
+/// it. Memory of another owner would be zeros.
 fn reads_no_other_memory(
     disk: &mut Disk,
     space: &DmaSpace,
@@ -258,7 +265,7 @@ fn reads_no_other_memory(
     Ok(())
 }
 
-/// Nothing of it was in guest RAM, and all doorbells were the GPU's.
+/// Checks that nothing of it was in guest RAM, and that all doorbells were the GPU's.
 fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), doorbells: u64) -> anyhow::Result<()> {
     let in_ram = (
         traffic.commands_from_guest_ram(disk),

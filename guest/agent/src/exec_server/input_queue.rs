@@ -1,4 +1,4 @@
-//! Input of a program that has come and was not taken.
+//! Input of a program that has arrived and has not been taken.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -7,19 +7,19 @@ use std::io::{ErrorKind, Write};
 use anyhow::ensure;
 use peerbar_exec::INPUT_WINDOW;
 
-/// Input on its way to a program: bounded by the window that the host keeps.
+/// Input on its way to a program, limited by the window that the host observes.
 #[derive(Debug, Default)]
 pub(crate) struct InputQueue {
     bytes: VecDeque<u8>,
-    /// No more comes.
+    /// `true` if no more input will come.
     ended: bool,
 }
 
 impl InputQueue {
-    /// Takes what the host has sent.
+    /// Takes input that the host has sent.
     ///
     /// # Errors
-    /// A host that sends more than the window.
+    /// The host has sent more than the window allows.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         let held = self.bytes.len().saturating_add(bytes.len());
         ensure!(
@@ -35,23 +35,23 @@ impl InputQueue {
         self.ended = true;
     }
 
-    /// Whether there is nothing to write.
+    /// Returns `true` if there is nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Whether there is something to write, or the end to pass on.
+    /// Returns `true` if there is input to write, or the end to pass on.
     pub(crate) fn is_due(&self) -> bool {
         !self.bytes.is_empty() || self.ended
     }
 
-    /// Whether all has been written and nothing more comes.
+    /// Returns `true` if all input has been written and no more will come.
     pub(crate) fn is_finished(&self) -> bool {
         self.bytes.is_empty() && self.ended
     }
 
-    /// Writes what `input`, which does not block, takes. The number of bytes that are gone: a program that reads no more gets
-    /// none of them.
+    /// Writes to `input`, which does not block, as much as it takes. Returns the number of bytes
+    /// that have left the queue: input for a program that reads no more is dropped.
     pub(crate) fn write_to(&mut self, input: Option<&mut File>) -> u32 {
         let mut gone: usize = 0;
         while !self.bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! One program of the host's, from its start to its end.
+//! One program of the host, from its start to its end.
 
 #![expect(unsafe_code)]
 
@@ -27,15 +27,15 @@ use super::input_queue::InputQueue;
 use super::streams::{self, Streams};
 use crate::tools;
 
-/// Exit status of what is not there, as a shell has it.
+/// Exit status for a program that does not exist, as in a shell.
 const NOT_FOUND: i32 = 127;
 /// Root's shell.
 const SHELL: &str = "/bin/bash";
-/// How long a program may take to end after its host has left.
+/// Time that a program has to end after its host has left.
 const GRACE: Duration = Duration::from_secs(2);
-/// Bytes of input that are reported at once, if there are more.
+/// Consumed input is reported in portions of this many bytes while there is more.
 const REPORTED: u32 = INPUT_WINDOW / 4;
-/// What a terminal takes as the end of input (termios(3), VEOF).
+/// Bytes that a terminal interprets as the end of input (termios(3), VEOF).
 const END_OF_INPUT: &[u8] = &[4];
 
 /// A program that runs.
@@ -43,26 +43,28 @@ pub(super) struct RunningProgram {
     child: Child,
     streams: Streams,
     shared: Arc<Shared>,
-    /// It has got SIGKILL because its host left.
+    /// `true` once it has got SIGKILL because its host left.
     is_killed: bool,
-    /// Bytes of input that it has taken and the host does not know of.
+    /// Bytes of input that it has taken without the host's knowledge.
     taken: u32,
-    /// Folders that are removed once it has ended.
+    /// Folders to remove once it has ended.
     temporary: Vec<String>,
 }
 
-/// What the thread that reads the host's messages shares with the one that serves the program's streams.
+/// State shared by the thread that reads the host's messages and the thread that serves the
+/// program's streams.
 struct Shared {
     input: Mutex<InputQueue>,
-    /// Its process group as long as it may be signalled: no other process has its number before it is reaped.
+    /// Its process group while it may be signalled: no other process gets its number before it is
+    /// reaped.
     group: Mutex<Option<Pid>>,
-    /// When the host left.
+    /// The time at which the host left.
     left: Mutex<Option<Instant>>,
-    /// Becomes readable with a change of the others.
+    /// Becomes readable with a change of the other fields.
     changed: EventFd,
 }
 
-/// Starts what is asked for; `Err` has the reason and the exit status.
+/// Starts the requested program. An error contains the reason and the exit status.
 pub(super) fn start(request: &ProgramRequest) -> Result<RunningProgram, (String, i32)> {
     let folder = request.folder.as_deref().unwrap_or("/");
     if !Path::new(folder).is_dir() {
@@ -103,7 +105,7 @@ fn spawn(mut command: Command, request: &ProgramRequest) -> anyhow::Result<Runni
         }
         Ok(())
     };
-    // SAFETY: between fork and exec this makes two system calls and touches no memory but its own.
+    // SAFETY: between fork and exec this makes two system calls and touches only its own memory.
     unsafe { command.pre_exec(begin) };
     let child = command.spawn()?;
     let shared = Shared {
@@ -126,7 +128,7 @@ impl RunningProgram {
     /// Serves the program to its end.
     ///
     /// # Errors
-    /// What keeps it from being served; the program is killed.
+    /// The reason why it cannot be served; the program is killed.
     pub(super) fn run(mut self, stream: VsockStream) -> anyhow::Result<()> {
         let host = stream.try_clone().context("cannot share the connection")?;
         let terminal = self.streams.terminal.take();
@@ -134,7 +136,8 @@ impl RunningProgram {
         let reader = thread::spawn(move || shared.follow(host, terminal.as_ref()));
         let mut stream = Some(stream);
         let served = self.serve(&mut stream);
-        // A program that is not reaped keeps the number of its group. What is left of that would fill the folders again.
+        // A program that is not reaped keeps the number of its group. Remaining processes of the
+        // group would fill the folders again.
         if served.is_err() || !self.temporary.is_empty() {
             self.shared.signal(Signal::KILL);
         }
@@ -159,7 +162,7 @@ impl RunningProgram {
             .context("cannot watch a program")?;
         loop {
             let ended = self.wait(&process)?;
-            // Taken once for all that changed before.
+            // Taken once for all earlier changes.
             self.shared.changed.take();
             self.pass_input(stream);
             let said = self.pass_output(stream);
@@ -170,7 +173,7 @@ impl RunningProgram {
         }
     }
 
-    /// Waits until there is something to do; whether the program has ended.
+    /// Waits until there is something to do. Returns `true` if the program has ended.
     fn wait(&self, process: &OwnedFd) -> anyhow::Result<bool> {
         let Streams {
             input,
@@ -201,21 +204,22 @@ impl RunningProgram {
         if queue.is_finished() {
             let input = self.streams.input.take();
             if let Some(mut input) = input.filter(|_| self.streams.is_terminal) {
-                // A terminal has no end of its own.
+                // A terminal has no end of input by itself.
                 let _ = io::Write::write(&mut input, END_OF_INPUT);
             }
         }
         let is_empty = queue.is_empty();
         drop(queue);
         self.taken = self.taken.saturating_add(taken);
-        // A program takes its input in small pieces. A report of each would have the host send such pieces, too.
+        // A program takes its input in small pieces. Reporting each of them would make the host
+        // send such pieces, too.
         if self.taken >= REPORTED || (is_empty && self.taken > 0) {
             send(stream, &GuestMessage::InputTaken(self.taken));
             self.taken = 0;
         }
     }
 
-    /// Passes a chunk of each output on; whether there was any.
+    /// Passes on a chunk of each output. Returns `true` if there was any.
     fn pass_output(&mut self, stream: &mut Option<VsockStream>) -> bool {
         let Streams { output, errors, .. } = &mut self.streams;
         let mut said = false;
@@ -245,14 +249,14 @@ impl RunningProgram {
         }
     }
 
-    /// The status of a program that has ended or been killed; it gets no more signals.
+    /// Returns the status of a program that has ended or been killed. It gets no more signals.
     fn reap(&mut self) -> anyhow::Result<ExitStatus> {
         *self.shared.group.lock() = None;
         self.child.wait().context("cannot wait for a program")
     }
 }
 
-/// Removes a folder, if it is there. Processes that have been killed may add to it until they are gone.
+/// Removes a folder, if it is there. Killed processes may still add to it until they are gone.
 fn remove(folder: &Path) {
     let limit = Instant::now().checked_add(GRACE);
     loop {
@@ -267,20 +271,20 @@ fn remove(folder: &Path) {
     }
 }
 
-/// How long to wait at most for a program whose host left so long ago. A limit of zero makes it be killed, and after that there is
-/// nothing to do but to wait.
+/// Returns the longest wait for a program whose host left this long ago. When the limit reaches
+/// zero the program is killed, and after that there is no limit.
 fn wait_limit(since_left: Option<Duration>, is_killed: bool) -> Option<Duration> {
     let since_left = since_left.filter(|_| !is_killed);
     since_left.map(|since| GRACE.saturating_sub(since))
 }
 
-/// Sends a message, unless the host is gone. What a program says then is lost, as in a terminal that was closed.
+/// Sends a message, unless the host is gone. Output is lost in that case, as in a closed terminal.
 fn send(stream: &mut Option<VsockStream>, message: &GuestMessage) {
     let Some(to) = stream else {
         return;
     };
     if message.write_to(to).is_err() {
-        // The thread that reads finds the same, and has the program ended.
+        // The reading thread sees the same, and ends the program.
         let _ = to.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -325,7 +329,7 @@ impl Shared {
     /// Signals the program's process group, if there is one.
     fn signal(&self, signal: Signal) {
         if let Some(group) = *self.group.lock() {
-            // ESRCH says that its processes have ended.
+            // ESRCH means that its processes have ended.
             let _ = kill_process_group(group, signal);
         }
     }
@@ -352,7 +356,7 @@ mod tests {
         assert_eq!(wait_limit(None, false), None);
         assert_eq!(wait_limit(Some(GRACE - tick), false), Some(tick));
         assert_eq!(wait_limit(Some(GRACE + tick), false), Some(Duration::ZERO));
-        // A limit would make a busy loop of the wait.
+        // A limit would turn the wait into a busy loop.
         assert_eq!(wait_limit(Some(GRACE + tick), true), None);
     }
 }

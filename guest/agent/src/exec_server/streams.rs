@@ -13,27 +13,27 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 /// Bytes that are read at once.
 const CHUNK: usize = 256 << 10;
-/// Size of a pipe in bytes. The usual 64 KiB make a program and this process take turns, and a guest without KVM spends most of its time in
-/// that.
+/// Size of a pipe in bytes. With the usual 64 KiB a program and this process take turns, and a
+/// guest without KVM spends most of its time on that.
 const PIPE: usize = 1 << 20;
 
-/// The guest's ends of a program's streams; none of them blocks.
+/// The guest's ends of a program's streams, which do not block.
 #[derive(Debug)]
 pub(super) struct Streams {
-    /// For its input, until that ends.
+    /// For its input, until the input ends.
     pub(super) input: Option<File>,
-    /// Its output, until that ends.
+    /// Its output, until the output ends.
     pub(super) output: Option<File>,
-    /// Its error output, if that is a stream of its own.
+    /// Its error output, if it is a separate stream.
     pub(super) errors: Option<File>,
-    /// Whether they are a terminal.
+    /// `true` if the streams are a terminal.
     pub(super) is_terminal: bool,
     /// Its terminal, if it has one that has not been taken.
     pub(super) terminal: Option<File>,
 }
 
 impl Streams {
-    /// Pipes for `command`.
+    /// Makes pipes for `command`.
     pub(super) fn pipes(command: &mut Command) -> anyhow::Result<Self> {
         let pipe = || -> anyhow::Result<_> {
             let ends = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
@@ -56,7 +56,7 @@ impl Streams {
         })
     }
 
-    /// A terminal of this size for `command`, which must make it its controlling terminal.
+    /// Makes a terminal of this size for `command`, which must make it its controlling terminal.
     pub(super) fn terminal(command: &mut Command, size: TerminalSize) -> anyhow::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags).context("cannot make a terminal")?;
@@ -80,7 +80,7 @@ impl Streams {
     }
 }
 
-/// Tells a terminal its size; the program gets SIGWINCH.
+/// Sets the size of a terminal. The program gets SIGWINCH.
 pub(super) fn resize(terminal: &File, size: TerminalSize) -> anyhow::Result<()> {
     let size = Winsize {
         ws_row: size.rows,
@@ -96,7 +96,7 @@ fn not_blocking(end: OwnedFd) -> anyhow::Result<File> {
     Ok(File::from(end))
 }
 
-/// Reads what a stream has, and forgets one that has ended.
+/// Reads the available data of a stream, and forgets a stream that has ended.
 pub(super) fn read(stream: &mut Option<File>) -> Option<Vec<u8>> {
     let mut bytes = vec![0; CHUNK];
     loop {
@@ -107,7 +107,7 @@ pub(super) fn read(stream: &mut Option<File>) -> Option<Vec<u8>> {
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // A terminal whose program is gone says so by an error (pty(7), EIO).
+            // A terminal whose program is gone returns an error (pty(7), EIO).
             Ok(_) | Err(_) => *stream = None,
         }
     }

@@ -1,4 +1,5 @@
-//! How fast each way to read is, and what it costs the processors of the guest, and this process.
+//! The speed of each way to read, and the time that it takes from the guest's processors and this
+//! process.
 
 use std::fmt;
 use std::thread;
@@ -10,36 +11,38 @@ use rustix::time::{ClockId, clock_gettime};
 use super::guest_time::GuestTime;
 use crate::guest_context::GuestContext;
 
-/// How long a way is measured for figures, at least.
+/// Minimum duration of the measurement of each way.
 const MEASURED: Duration = Duration::from_secs(1);
-/// How many rounds there are for figures, unless they take longer than this: on a busy host the check has to end too.
+/// Number of rounds of a measurement, unless they take longer than the limit: the check must end on
+/// a busy host, too.
 const ROUNDS: usize = 5;
 const LONGEST: Duration = Duration::from_secs(3);
 
-/// How the rates of a check are measured.
+/// The parameters of a check's measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measurement<'a> {
     pub(super) guest: &'a GuestContext,
-    /// Whether figures are wanted that can be compared: several rounds. Otherwise there is one.
+    /// `true` if comparable figures are wanted, which takes several rounds. Otherwise there is one.
     pub(super) figures: bool,
 }
 
-/// Reads by one way.
+/// The rate of reads by one way.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rate {
-    /// Reads that were in progress at a time, at most.
+    /// Maximum number of reads in progress.
     depth: u64,
     reads: u64,
-    /// Reads a second of the round in the middle.
+    /// Reads per second in the median round.
     median: f64,
-    /// Time of the host's processors as those of the guest, if the host knows.
+    /// Time that the host's processors spent as those of the guest, if the host knows it.
     guest: Option<Duration>,
-    /// Processor time of this process by the guest's clock, its system calls included.
+    /// Processor time of this process by the guest's clock, including its system calls.
     program: Duration,
 }
 
 impl Rate {
-    /// The rate of reads at this depth, in rounds. Each round returns how many it has done. Interferences of a round do not count.
+    /// Measures the rate of reads at this depth, in rounds. Each round returns its number of reads.
+    /// Disturbances of single rounds do not count.
     pub(super) fn measure(
         Measurement { guest, figures }: Measurement<'_>,
         depth: u64,
@@ -64,18 +67,19 @@ impl Rate {
     }
 }
 
-/// Whether a way is measured further after these rounds, which have taken so long.
+/// Returns `true` if more rounds are needed after these, which have taken that long.
 fn wants_more(rounds: usize, elapsed: Duration) -> bool {
     elapsed < MEASURED || rounds < ROUNDS && elapsed < LONGEST
 }
 
-/// The value in the middle, 0 of none.
+/// Returns the median value, or 0 without values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// What the guest takes for itself while this process sleeps, of a processor; `None` if the host does not know.
+/// Returns the guest's own load while this process sleeps, as a share of one processor, or `None`
+/// if the host does not know it.
 pub(super) fn busy_asleep(guest: &GuestContext) -> anyhow::Result<Option<f64>> {
     let (before, begun) = (GuestTime::now(guest)?, Instant::now());
     thread::sleep(MEASURED);
@@ -84,7 +88,7 @@ pub(super) fn busy_asleep(guest: &GuestContext) -> anyhow::Result<Option<f64>> {
     Ok(busy.map(|busy| busy.as_secs_f64() / elapsed))
 }
 
-/// How long this process has had processors.
+/// Returns the processor time of this process.
 fn processor_time() -> anyhow::Result<Duration> {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.try_into().context("a negative processor time")
@@ -104,26 +108,26 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Reads by the ways of Linux' own drivers.
+/// Rates of reads by Linux' own drivers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelRates {
     /// By pread(2), one after the other.
     pub(super) pread: Rate,
-    /// By io_uring, as many at a time as the GPU has.
+    /// By io_uring, with as many in progress as the GPU has.
     pub(super) io_uring: Rate,
 }
 
-/// All ways.
+/// The figures of all ways.
 pub(super) struct Figures {
     pub(super) by_gpu: Rate,
     pub(super) by_processor: Rate,
-    /// None where the kernel refuses peer-to-peer DMA.
+    /// `None` if the kernel refuses peer-to-peer DMA.
     pub(super) by_kernel: Option<KernelRates>,
-    /// Busy time of the guest's processors while nothing is asked of them, of a processor: `None` if it was not measured, and none in it if
-    /// the host does not know.
+    /// Busy time of the guest's processors without any request, as a share of one processor. The
+    /// outer `None`: it was not measured; the inner one: the host does not know it.
     pub(super) asleep: Option<Option<f64>>,
     pub(super) reads_a_doorbell: u64,
-    /// What the counters have shown of the processors' part.
+    /// The processors' part, according to the counters.
     pub(super) of_processors: String,
 }
 

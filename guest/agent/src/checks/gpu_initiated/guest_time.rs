@@ -1,4 +1,5 @@
-//! Time in which the guest's processors had something to do, whoever it was for: programs, kernel threads, interrupts.
+//! The time in which the guest's processors were busy for any purpose: programs, kernel threads,
+//! interrupts.
 
 use std::time::Duration;
 
@@ -6,19 +7,19 @@ use anyhow::Context;
 
 use crate::guest_context::GuestContext;
 
-/// For how long the host's processors had worked as those of the guest, at a moment. The guest's kernel does not know: it counts its idle time
-/// by ticks, and its clock runs on while the host makes it wait.
+/// The time that the host's processors have worked as those of the guest. The guest's kernel does
+/// not know it: it counts idle time by ticks, and its clock continues while the host makes it wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GuestTime(Option<Duration>);
 
 impl GuestTime {
-    /// That of this moment.
+    /// Reads the present time.
     pub(super) fn now(guest: &GuestContext) -> anyhow::Result<Self> {
         let time = guest.launcher.processor_time();
         Ok(Self(time.context("the processor time of the guest")?))
     }
 
-    /// Since that moment; `None` if the host does not know.
+    /// Returns the time since `before`, or `None` if the host does not know it.
     pub(super) fn since(self, before: Self) -> Option<Duration> {
         self.0?.checked_sub(before.0?)
     }

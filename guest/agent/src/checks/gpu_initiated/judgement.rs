@@ -1,4 +1,5 @@
-//! What the counters of disk and GPU must show, so that the GPU has done all of it and the guest's processors none.
+//! The required counters of disk and GPU, which show that the GPU has done all of the work and the
+//! guest's processors none.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +13,10 @@ use crate::user_gpu::GpuFault;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
 
-/// What the GPU says that it has done, by all of its queues together.
+/// The work that the GPU reports, for all of its queues together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Done {
-    /// Launches, of 1000 reads each.
+    /// Number of launches, of 1000 reads each.
     pub(super) launches: u64,
     /// Doorbells written for each queue, from queue 2 on.
     pub(super) doorbells: Vec<u64>,
@@ -31,7 +32,7 @@ impl Done {
     }
 }
 
-/// Judges what devices have counted while the GPU read; in words, what it shows of the processors' part.
+/// Judges the devices' counts during the GPU's reads. Returns, in words, the processors' part.
 pub(super) fn judge(
     traffic: &Traffic,
     (disk, gpu): (u32, u32),
@@ -75,7 +76,7 @@ pub(super) fn judge(
     ))
 }
 
-/// All commands must have come out of the GPU's memory, and all data have gone there.
+/// Checks that all commands came out of the GPU's memory, and all data went there.
 fn entries_and_data(traffic: &Traffic, disk: u32, done: &Done) -> anyhow::Result<()> {
     let reads = done.reads();
     let bytes = done.launches.saturating_mul(BYTES);
@@ -93,7 +94,8 @@ fn entries_and_data(traffic: &Traffic, disk: u32, done: &Done) -> anyhow::Result
     Ok(())
 }
 
-/// QEMU passes the GPU's doorbells on through the root. All that it writes beyond these are of the guest's processors.
+/// Returns the doorbells of the guest's processors. QEMU passes the GPU's doorbells on through the
+/// root, so the processors have written the rest.
 fn doorbells_of_processors(
     by_client: &BTreeMap<u16, u64>,
     addresses: QueueAddresses,
@@ -111,7 +113,7 @@ fn doorbells_of_processors(
     Ok(())
 }
 
-/// Nothing may have gone up to the root: neither data nor entries of queues nor doorbells.
+/// Checks that nothing went up to the root: neither data nor queue entries nor doorbells.
 fn stays_below(traffic: &Traffic) -> anyhow::Result<()> {
     let upstream = traffic.upstream_bytes();
     ensure!(
@@ -121,7 +123,7 @@ fn stays_below(traffic: &Traffic) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The launch must have ended with this fault, after the GPU's rule has injected its own.
+/// Checks that the launch has ended with this fault, after the GPU's rule has injected its own.
 pub(super) fn ends_with<T>(code: u8, read: anyhow::Result<T>, injected: u64) -> anyhow::Result<()> {
     match read {
         Ok(_) => bail!("the GPU's launch ends well, where fault {code} was to be"),
@@ -155,7 +157,7 @@ mod tests {
         }
     }
 
-    /// What the devices count when the GPU does everything, with 20 doorbells.
+    /// Returns the devices' counts if the GPU does everything, with 20 doorbells.
     fn by_gpu() -> Traffic {
         let mut traffic = Traffic::default();
         let of_peer = |purpose| kind(purpose, Completer::PeerBar);
@@ -166,7 +168,7 @@ mod tests {
         traffic
     }
 
-    /// The disk's count of interrupts, and of its client's doorbells if it can count them.
+    /// Returns the disk's count of interrupts, and of its client's doorbells if it can count them.
     fn events(interrupts: u64, doorbells: Option<&[(u16, u64)]>) -> DeviceEvents {
         DeviceEvents {
             interrupts,
@@ -182,7 +184,7 @@ mod tests {
         }
     }
 
-    /// By bus addresses, with what else is counted.
+    /// Judges by bus addresses, with additional counts.
     fn judged(change: impl FnOnce(&mut Traffic)) -> Result<String, String> {
         let mut traffic = by_gpu();
         traffic.count_events(DISK, &events(0, Some(&[])));
@@ -190,7 +192,7 @@ mod tests {
         judge_as(QueueAddresses::Bus, &traffic, &done())
     }
 
-    /// By these addresses, with these events of the disk.
+    /// Judges by these addresses, with these events of the disk.
     fn judged_with(addresses: QueueAddresses, events: &DeviceEvents) -> Result<String, String> {
         let mut traffic = by_gpu();
         traffic.count_events(DISK, events);

@@ -1,4 +1,5 @@
-//! The same reads by Linux' own drivers, to compare with: the disk's data go to the GPU's memory from peer to peer.
+//! The same reads by Linux' own drivers, for comparison: the disk's data goes to the GPU's memory
+//! peer to peer.
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Direction, Error, GpuFile, Policy, Queue, Request};
@@ -10,7 +11,8 @@ use crate::disk::fill;
 use crate::gpus::Gpu;
 use peerbar_pattern::Pattern;
 
-/// Writes the pattern to the disk and reads it; None where the kernel refuses peer-to-peer DMA between the two.
+/// Writes the pattern to the disk and reads it. Returns `None` if the kernel refuses peer-to-peer
+/// DMA between the two.
 pub(super) fn read(
     measurement: Measurement<'_>,
     disk: &Controller,
@@ -59,7 +61,7 @@ fn measure(
     Ok(rate)
 }
 
-/// Where each read starts.
+/// Returns the start of each read.
 fn offsets() -> impl Iterator<Item = u64> {
     (0..BYTES).step_by(4096)
 }

@@ -1,6 +1,7 @@
-//! A disk that is taken away while it serves the GPU's queues: commands are in progress, and none may touch the memory afterwards.
+//! A disk that is taken away while it serves the GPU's queues: commands are in progress, and none
+//! may touch the memory afterwards.
 //!
-//! The disk's counters prove it once it is lost: commands fetched, and not completed.
+//! Once the disk is lost, its counters show that some commands were fetched and not completed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,12 +23,13 @@ use crate::guest_context::GuestContext;
 use crate::user_gpu::TIME_OUT;
 use peerbar_pattern::Pattern;
 
-/// How the disk is taken away.
+/// The way in which the disk is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// A reset of the function. It revokes the registers first, for which the GPU's driver waits until the launch has ended.
+    /// A reset of the function. It first revokes the registers, and the GPU's driver makes it wait
+    /// there until the launch has ended.
     Reset,
-    /// The program closes it: DMA is off at once, then the registers are revoked.
+    /// The program closes the disk: DMA is off at once, then the registers are revoked.
     Close,
     /// The program disables the controller. The registers stay.
     Disable,
@@ -36,7 +38,8 @@ pub(super) enum Loss {
 impl Loss {
     pub(super) const ALL: [Self; 3] = [Self::Reset, Self::Close, Self::Disable];
 
-    /// Takes the disk away; the device is still open unless the program closes it. Once this returns it uses the GPU's memory no more.
+    /// Takes the disk away. The device is still open unless the program closes it. Once this
+    /// returns the disk uses the GPU's memory no more.
     fn inflict(self, disk: Disk) -> anyhow::Result<Option<Arc<VfioDevice>>> {
         match self {
             Self::Reset => disk.device().reset()?,
@@ -46,7 +49,7 @@ impl Loss {
         Ok(Some(Arc::clone(disk.device())))
     }
 
-    /// Whether the launch may end with this fault.
+    /// Returns `true` if the launch may end with this fault.
     fn may_end_with(self, fault: Fault) -> bool {
         match fault {
             Fault::TimeOut => true,
@@ -66,26 +69,27 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Who takes part.
+/// The participants.
 pub(super) struct Scene<'a> {
     pub(super) guest: &'a GuestContext,
     pub(super) taken: &'a TakenDevices<'a>,
     pub(super) space: DmaSpace,
     pub(super) gpu: &'a Gpu,
-    /// The most commands in progress.
+    /// Limit of the commands in progress.
     pub(super) depth: u16,
     pub(super) pattern: Pattern,
 }
 
-/// How a launch has ended.
+/// The end of a launch.
 enum End {
     /// The disk had completed all commands before it was taken away.
     Early,
-    /// The commands that were in progress, on a disk that may still be open.
+    /// The number of commands that were in progress, and the disk if it may still be open.
     Lost(u64, Option<Arc<VfioDevice>>),
 }
 
-/// Takes the disk away during a launch, by `loss`; how many commands were in progress.
+/// Takes the disk away during a launch, by `loss`. Returns the number of commands that were in
+/// progress.
 pub(super) fn lose(loss: Loss, scene: &Scene<'_>) -> anyhow::Result<u64> {
     until_commands_are_met(loss, || {
         let requests = held_back::requests(scene.depth);
@@ -99,7 +103,7 @@ pub(super) fn lose(loss: Loss, scene: &Scene<'_>) -> anyhow::Result<u64> {
                     scene.stays_marked(&lost, device).map(|()| in_progress)
                 }
             });
-        // No disk uses the queues: each way takes it away, and so does an error, which drops it.
+        // No disk uses the queues: each way takes it away, and an error drops it.
         lost.release();
         outcome
     })
@@ -110,7 +114,7 @@ impl Scene<'_> {
         self.taken.disk.0.number
     }
 
-    /// One launch, during which the disk is taken away.
+    /// Runs one launch, during which the disk is taken away.
     fn lose_once(&self, loss: Loss, gpu: &mut OwnDriverGpu, mut disk: Disk) -> anyhow::Result<End> {
         give_queues(std::slice::from_mut(gpu), &mut disk)?;
         let watch = TrafficWatch::new(self.guest);
@@ -138,7 +142,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Waits until the disk holds back most of the commands in progress; whether the launch goes on then.
+    /// Waits until the disk holds back most of the commands in progress. Returns `true` if the
+    /// launch still runs then.
     fn holds_most_back(
         &self,
         gpu: &mut OwnDriverGpu,
@@ -159,8 +164,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Marks queues and data, which are not in use any more. No byte may change while the disk serves others and until all that it has held back
-    /// would have been due.
+    /// Marks queues and data, which are not in use any more. No byte may change while the disk
+    /// serves others, until all held-back commands would have been due.
     fn stays_marked(
         &self,
         gpu: &OwnDriverGpu,
@@ -184,7 +189,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Reads to memory of this process what the disk holds back as long as the reads before.
+    /// Reads to memory of this process, which the disk holds back for as long as the earlier reads.
     fn outlast_held_back(&self, disk: &mut Disk) -> anyhow::Result<()> {
         let own = self.space.allocate(READ_BYTES)?;
         for offset in OFFSETS {
@@ -204,7 +209,8 @@ impl Scene<'_> {
     }
 }
 
-/// The disk has done what the new queues have demanded in the memory of peers, and nothing else.
+/// Checks that the disk has done the work of the new queues in the memory of peers, and nothing
+/// else.
 fn is_of_new_queues(traffic: &Traffic, disk: u32) -> anyhow::Result<()> {
     let seen = (
         traffic.commands_from_peers(disk),

@@ -11,7 +11,8 @@ use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
 use crate::gpus::Gpu;
 use crate::user_gpu::TIME_OUT;
 
-/// An opening of the GPU, which is a channel of it, with queues and data, which the disk finds by bus addresses.
+/// A channel of the GPU, opened for this, with queues and data that the disk addresses by bus
+/// addresses.
 pub(super) struct OwnDriverGpu {
     gpu: peerbar_gds::Gpu,
     queue: GpuQueue,
@@ -26,10 +27,10 @@ impl OwnDriverGpu {
         Self::open_for(gpu, depth, READS)
     }
 
-    /// As [`OwnDriverGpu::open`], for launches of up to `most` reads.
+    /// Like [`OwnDriverGpu::open`], for launches of up to `most` reads.
     pub(super) fn open_for(gpu: &Gpu, depth: u16, most: u16) -> anyhow::Result<Self> {
         let gpu = gpu.open()?;
-        // A queue with all but one of its entries in use is full.
+        // A queue is full when all entries except one are in use.
         let entries = depth.saturating_add(1);
         let queue = GpuQueue::allocate(&gpu, entries, most)?;
         let buffer = gpu.allocate(BYTES)?;
@@ -52,7 +53,7 @@ impl OwnDriverGpu {
         self.queue.release();
     }
 
-    /// Has the GPU read all blocks, with this time to the next completion.
+    /// Lets the GPU read all blocks, with this time limit for the next completion.
     pub(super) fn launch_with(&mut self, blocks: u16, limit: Duration) -> anyhow::Result<()> {
         let firsts: Vec<u64> = (0..READS.into())
             .map(|n: u64| n * u64::from(blocks))
@@ -60,7 +61,8 @@ impl OwnDriverGpu {
         self.launch_from(&firsts, blocks, limit)
     }
 
-    /// Has the GPU read `blocks` logical blocks from each of `firsts` on, to the destinations in turn.
+    /// Lets the GPU read `blocks` logical blocks from each of `firsts` on, to the destinations in
+    /// turn.
     pub(super) fn launch_from(
         &mut self,
         firsts: &[u64],
@@ -77,20 +79,20 @@ impl OwnDriverGpu {
         Ok(self.queue.submit(doorbells, 1, &requests, limit)?)
     }
 
-    /// Makes all data this byte.
+    /// Fills all data with this byte.
     pub(super) fn fill(&self, byte: u8) -> anyhow::Result<()> {
         let bytes = vec![byte; usize::try_from(BYTES)?];
         Ok(self.buffer.mapping().write(0, &bytes)?)
     }
 
-    /// Makes the memory of the queues this byte, which neither disk nor GPU uses any more.
+    /// Fills the memory of the queues, which neither disk nor GPU uses any more, with this byte.
     pub(super) fn fill_queues(&self, byte: u8) -> anyhow::Result<()> {
         let memory = self.queue.memory();
         let bytes = vec![byte; usize::try_from(memory.size())?];
         Ok(memory.mapping().write(0, &bytes)?)
     }
 
-    /// The memory of the queues.
+    /// Returns the content of the queues' memory.
     pub(super) fn contents_of_queues(&self) -> anyhow::Result<Vec<u8>> {
         let memory = self.queue.memory();
         let mut seen = vec![0; usize::try_from(memory.size())?];
@@ -98,14 +100,14 @@ impl OwnDriverGpu {
         Ok(seen)
     }
 
-    /// How the reads of the last launch have ended.
+    /// Returns the statuses of the reads of the last launch.
     pub(super) fn statuses(&mut self, time_out: Duration) -> peerbar_gds::Result<Vec<u16>> {
         self.queue.wait(time_out)
     }
 }
 
 impl Initiator for OwnDriverGpu {
-    /// A queue takes the next launch once the one before is over.
+    /// A queue takes the next launch once the previous one has ended.
     const LAUNCHES: u16 = 1;
 
     fn queues(&self) -> anyhow::Result<QueueMemory> {

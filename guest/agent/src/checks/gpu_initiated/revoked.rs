@@ -1,4 +1,5 @@
-//! A disk that is taken away from a GPU that waits for it or that it serves: the launch has to end, and new queues have to work.
+//! A disk that is taken away from a GPU that waits for it or that it serves: the launch must end,
+//! and new queues must work.
 
 use std::time::Duration;
 
@@ -19,12 +20,14 @@ use crate::user_drivers::address_space;
 use crate::user_gpu::TIME_OUT;
 use peerbar_pattern::Pattern;
 
-/// Longest time to the next completion: longer than the driver waits before it gives the launch up.
+/// Longest time to the next completion, which exceeds the driver's wait before it gives up the
+/// launch.
 const NO_LIMIT: Duration = Duration::from_secs(50);
-/// For how long the launch is seen not to end.
+/// Time for which the launch is observed not to end.
 const SEEN: Duration = Duration::from_millis(100);
 
-/// Loses the disk's registers during a launch, then the disk while it serves one, and each time reads by new queues.
+/// Loses the disk's registers during a launch, then the disk while it serves one, and each time
+/// reads by new queues.
 pub(super) fn run(
     check: &GpuInitiated,
     guest: &GuestContext,
@@ -37,7 +40,7 @@ pub(super) fn run(
     Ok(CheckOutcome::Said(taken.give_back(guest, outcome)?))
 }
 
-/// In words, what the disk was doing when it was lost.
+/// Returns, in words, the disk's activity when it was lost.
 fn lose_and_read(
     check: &GpuInitiated,
     guest: &GuestContext,
@@ -85,7 +88,8 @@ pub(super) fn read_by_new_queues(
     outcome
 }
 
-/// Has the GPU wait for a disk that has no such queues any more, and resets the disk meanwhile.
+/// Makes the GPU wait for a disk that no longer has these queues, and resets the disk during the
+/// wait.
 fn lose(gpu: &mut OwnDriverGpu, disk: &mut Disk) -> anyhow::Result<()> {
     give_queues(std::slice::from_mut(gpu), disk)?;
     disk.delete_queue(QUEUE)?;

@@ -14,20 +14,20 @@ use crate::user_gpu::UserGpu;
 
 /// Entries of each of the queues.
 const ENTRIES: u16 = 512;
-/// How much of VRAM a channel uses, and where things are in that.
+/// Part of VRAM that a channel uses, and the offsets in it.
 const AREA: u64 = 8 << 20;
 const SUBMISSIONS: u64 = 0;
 const COMPLETIONS: u64 = 0x8000;
 const STATE: u64 = 0xa000;
 const REQUESTS: u64 = 0x1_0000;
 const DATA: u64 = 0x10_0000;
-/// The kernel `nvme io`, and which of its operands are in VRAM.
+/// The kernel `nvme io`, and the mask of its operands that are in VRAM.
 const NVME_IO: u32 = 5;
 const IN_VRAM: u16 = 0b11_0011;
 /// Threads of a block.
 const BLOCK: u64 = 1000;
 
-/// Where devices find each other on the bus.
+/// Bus addresses by which devices find each other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BusAddresses {
     /// The GPU's memory.
@@ -42,21 +42,22 @@ pub(super) struct VfioGpu {
     memory: Arc<Mapping>,
     space: DmaSpace,
     backend: VfioBackend,
-    /// None if the devices use I/O addresses.
+    /// `None` if the devices use I/O addresses.
     bus: Option<BusAddresses>,
-    /// Where the channel's part of VRAM starts, and where that is for the disk.
+    /// Start of the channel's part of VRAM, and the disk's address for it.
     area: u64,
     at_disk: u64,
-    /// Where the doorbells are for the GPU.
+    /// The GPU's addresses for the doorbells.
     doorbells: Option<QueueDoorbells>,
     destinations: Vec<u64>,
-    /// Logical blocks of each request, once they are in VRAM: all launches have the same.
+    /// Logical blocks of each request, once the requests are in VRAM: all launches use the same.
     requested: Option<u16>,
     depth: u16,
 }
 
 impl VfioGpu {
-    /// Opens the GPU in an address space, whose I/O addresses the devices use unless `bus` has others: a channel for each queue.
+    /// Opens the GPU in an address space, with a channel for each queue. The devices use I/O
+    /// addresses of this space, unless `bus` has others.
     pub(super) fn open(
         space: &DmaSpace,
         binding: &Binding,
@@ -96,12 +97,12 @@ impl VfioGpu {
         (0..check.queues).map(channel).collect()
     }
 
-    /// Where in VRAM that part of the area is.
+    /// Returns the offset in VRAM of that part of the area.
     fn at(&self, offset: u64) -> u64 {
         self.area.saturating_add(offset)
     }
 
-    /// A request for each of the first blocks of the disk.
+    /// Writes a request for each of the first blocks of the disk.
     fn put_requests(&self, blocks: u16) -> anyhow::Result<()> {
         const READ: u8 = 2;
         let [low, high] = blocks.saturating_sub(1).to_le_bytes();

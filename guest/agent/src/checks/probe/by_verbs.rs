@@ -1,5 +1,6 @@
-//! An RDMA adapter as the client and a GPU as the provider, by a program with libibverbs. The adapter moves data within the GPU's
-//! memory, so that all of its payload is with the provider.
+//! An RDMA adapter as the client and a GPU as the provider, by a program with libibverbs. The
+//! adapter moves data within the GPU's memory, so that all of its payload meets the provider's
+//! memory.
 
 use anyhow::{Context, bail, ensure};
 use peerbar_report::{Probe, Transfer};
@@ -9,7 +10,7 @@ use crate::checks::rdma;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 
-/// What becomes of an RDMA write and of an RDMA read within the provider's memory.
+/// Returns the outcome of an RDMA write and an RDMA read within the provider's memory.
 pub(super) fn run(
     guest: &GuestContext,
     probe: &Probe,
@@ -35,7 +36,7 @@ pub(super) fn run(
     read(&ran.output)
 }
 
-/// The two results that the program has printed, each a line of JSON.
+/// Parses the two results that the program has printed, each a line of JSON.
 fn read(output: &str) -> anyhow::Result<(Transfer, Transfer)> {
     let lines: Result<Vec<Transfer>, _> = output.lines().map(serde_json::from_str).collect();
     let results = lines.with_context(|| format!("the program printed: {output}"))?;

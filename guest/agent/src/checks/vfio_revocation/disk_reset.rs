@@ -1,4 +1,4 @@
-//! What must not follow a reset of the disk.
+//! Effects that must not follow a reset of the disk.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use super::{READ, Scene};
 use crate::counters::{Begun, TrafficWatch};
 use crate::guest_context::GuestContext;
 
-/// Reads of the new controller while the mark must stay.
+/// Number of reads of the new controller while the mark must stay.
 const READS: usize = 64;
 
-/// The moment after a reset.
+/// The state right after a reset.
 pub(super) struct DiskReset<'a> {
     watch: TrafficWatch<'a>,
     begun: Begun,
-    /// What the reads before have left in the memory.
+    /// Content that the earlier reads have left in the memory.
     pub(super) contents: Vec<u8>,
 }
 
 impl<'a> DiskReset<'a> {
-    /// Takes note of the counters and of the memory as soon as the reset has returned.
+    /// Notes the counters and the memory as soon as the reset has returned.
     pub(super) fn note(guest: &'a GuestContext, gpu: &VfioDevice) -> anyhow::Result<Self> {
         let watch = TrafficWatch::new(guest);
         let begun = watch.begin();
@@ -33,7 +33,8 @@ impl<'a> DiskReset<'a> {
         })
     }
 
-    /// No more has reached the memory than was in progress, and nothing once the controller may do DMA again and carries out commands.
+    /// Checks that only data in progress has reached the memory, and nothing since the controller
+    /// may do DMA again and executes commands.
     pub(super) fn judge(
         mut self,
         scene: &Scene<'_>,
@@ -46,7 +47,8 @@ impl<'a> DiskReset<'a> {
         drop(disk);
         let mut disk = Disk::start(device, scene.space.clone(), RegisterAccess::Mapped)
             .context("the disk does not start after its reset")?;
-        // A transfer in progress at the reset may be with QEMU still, which carries out the requests of a device in their order.
+        // QEMU may still have a transfer that was in progress at the reset. It executes the
+        // requests of a device in order.
         disk.transfer(Direction::Read, 0, scene.address, READ)?;
         mark(gpu)?;
         scene.nothing_moves(|| {
@@ -55,7 +57,8 @@ impl<'a> DiskReset<'a> {
         })?;
         is_marked(&contents(gpu)?)?;
         self.watch.end(self.begun);
-        // The disk counts a transfer once QEMU has answered it, so those in progress at the reset may be counted after it.
+        // The disk counts a transfer once QEMU has answered it, so those in progress at the reset
+        // may be counted after it.
         let moved = scene.moved(&self.watch)?;
         let most = lost.saturating_add(1).saturating_mul(READ);
         ensure!(
@@ -67,7 +70,7 @@ impl<'a> DiskReset<'a> {
     }
 }
 
-/// One read, to memory of this process.
+/// Executes one read, to memory of this process.
 fn read_to_own_memory(scene: &Scene<'_>, disk: &mut Disk) -> anyhow::Result<()> {
     disk.transfer(Direction::Read, 0, scene.own, READ)?;
     let memory = scene.space.memory(scene.own);

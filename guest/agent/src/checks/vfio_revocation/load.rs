@@ -1,4 +1,4 @@
-//! Reads without a pause.
+//! Continuous reads.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,19 +11,20 @@ use peerbar_vfio_nvme::{Direction, Disk};
 use super::slot::Slot;
 use super::{DEPTH, READ, TIME_OUT};
 
-/// Reads without a pause.
+/// Continuous reads.
 #[derive(Debug, Default)]
 pub(super) struct Load {
-    /// Reads that ended well.
+    /// Number of successful reads.
     pub(super) done: AtomicU64,
-    /// Reads that ended with an error.
+    /// Number of reads that ended with an error.
     pub(super) failed: AtomicU64,
-    /// Whether no further read begins.
+    /// `true` once no further read may begin.
     stop: AtomicBool,
 }
 
 impl Load {
-    /// Reads into `address` while `work` runs, and until the last of these reads has ended. Returns what `work` does, and what was read.
+    /// Reads into `address` while `work` runs, and until the last of these reads has ended. Returns
+    /// the result of `work`, and the reads.
     pub(super) fn during<T>(
         &self,
         disk: &mut Disk,
@@ -41,7 +42,8 @@ impl Load {
         })
     }
 
-    /// Reads until it is to stop, and then until no command is outstanding or the controller is disabled.
+    /// Reads until it must stop, and then until no command is outstanding or the controller is
+    /// disabled.
     fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<Vec<Slot>> {
         let mut slots = vec![Slot::default(); usize::try_from(DEPTH)?];
         let mut free: Vec<usize> = (0..slots.len()).collect();
@@ -84,7 +86,7 @@ impl Load {
         }
     }
 
-    /// Waits until `count`, one of those above, is at least `reads`.
+    /// Waits until `count`, one of the counts above, is at least `reads`.
     pub(super) fn wait_for(&self, count: &AtomicU64, reads: u64) -> anyhow::Result<()> {
         let begun = Instant::now();
         while count.load(Ordering::Acquire) < reads {

@@ -1,4 +1,5 @@
-//! The GPU's memory as this process sees it: what reads have left there, and a mark that nothing may touch afterwards.
+//! The GPU's memory as this process sees it: data that reads have left there, and a mark that
+//! nothing may touch afterwards.
 
 use anyhow::{Context, ensure};
 use peerbar_vfio_nvme::VfioDevice;
@@ -8,10 +9,10 @@ use super::{LENGTH, READ};
 use crate::user_drivers::vram;
 use peerbar_pattern::Pattern;
 
-/// The mark: in each byte of the memory.
+/// The mark, in each byte of the memory.
 const MARK: u8 = 0x5a;
 
-/// What the memory has now.
+/// Returns the present content of the memory.
 pub(super) fn contents(gpu: &VfioDevice) -> anyhow::Result<Vec<u8>> {
     let mut seen = vec![0; usize::try_from(LENGTH)?];
     gpu.map(vram(LENGTH))?.read(0, &mut seen)?;
@@ -24,7 +25,7 @@ pub(super) fn mark(gpu: &VfioDevice) -> anyhow::Result<()> {
     Ok(gpu.map(vram(LENGTH))?.write(0, &marks)?)
 }
 
-/// The memory still has the mark everywhere.
+/// Checks that the memory still has the mark everywhere.
 pub(super) fn is_marked(contents: &[u8]) -> anyhow::Result<()> {
     let first = contents.iter().position(|byte| *byte != MARK);
     let wrong = contents.iter().filter(|byte| **byte != MARK).count();
@@ -36,7 +37,8 @@ pub(super) fn is_marked(contents: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The memory still has the mark everywhere, or a reset of the GPU has cleared all of it.
+/// Checks that the memory still has the mark everywhere, or that a reset of the GPU has cleared all
+/// of it.
 pub(super) fn is_marked_or_cleared(contents: &[u8]) -> anyhow::Result<()> {
     match contents.iter().all(|byte| *byte == 0) {
         true => Ok(()),
@@ -44,7 +46,7 @@ pub(super) fn is_marked_or_cleared(contents: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// The memory has what the reads have put there that ended with success.
+/// Checks that the memory contains the data of the successful reads.
 pub(super) fn judge_reads(contents: &[u8], slots: &[Slot], pattern: Pattern) -> anyhow::Result<()> {
     let parts = contents.chunks(usize::try_from(READ)?);
     let mut judged = 0_u64;

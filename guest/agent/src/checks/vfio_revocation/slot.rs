@@ -1,22 +1,22 @@
-//! What reads have put into a part of the memory.
+//! The reads into a part of the memory.
 
 use anyhow::ensure;
 
 use super::{LENGTH, RANGES, READ};
 use peerbar_pattern::Pattern;
 
-/// A part of the memory, of [`READ`] bytes: what reads have put there, one after the other. A read that has failed is repeated from the
-/// same offset on the disk.
+/// A part of the memory, of [`READ`] bytes, and its reads, one after the other. A failed read is
+/// repeated from the same offset on the disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
-    /// Reads that ended with success.
+    /// Number of successful reads.
     done: u64,
-    /// Whether a further one has begun, which has failed or not ended.
+    /// `true` if another one has begun, which has failed or not ended.
     is_open: bool,
 }
 
 impl Slot {
-    /// Begins a read into the slot with this number; returns its byte offset on the disk.
+    /// Begins a read into the slot with this number. Returns its byte offset on the disk.
     pub(super) fn begin(&mut self, number: u64) -> u64 {
         self.is_open = true;
         Self::disk_offset(number, self.done)
@@ -27,14 +27,14 @@ impl Slot {
         self.is_open = false;
     }
 
-    /// Where on the disk the read of a slot begins that comes after `earlier` successful ones.
+    /// Returns the offset on the disk of the read of a slot that follows `earlier` successful ones.
     pub(super) fn disk_offset(number: u64, earlier: u64) -> u64 {
         let set = (earlier % RANGES).saturating_mul(LENGTH);
         set.saturating_add(number.saturating_mul(READ))
     }
 
-    /// Each byte of `seen` is of the last read that ended with success, or of the one that has begun since. Returns whether there was
-    /// such a read, without which nothing is known.
+    /// Checks that each byte of `seen` comes from the last successful read, or from the one that
+    /// has begun since. Returns `false` if there was no such read, in which case nothing is known.
     pub(super) fn judge(self, number: u64, seen: &[u8], pattern: Pattern) -> anyhow::Result<bool> {
         let Some(last) = self.done.checked_sub(1) else {
             return Ok(false);
