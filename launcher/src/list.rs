@@ -207,10 +207,10 @@ mod tests {
                 .iter()
                 .all(|line| line.chars().count() <= 80)
         );
-        let plain = "controller-reset\n    The controller is reset through sysfs and is live again afterwards; its p2pmem is still there.\n    \
+        let plain = "controller-reset\n    Resets the controller through sysfs, and checks that it is live again afterwards and still has its p2pmem.\n    \
                      device     Name of an `[[nvme]]`.\n    \
-                     name       What the table of results calls the check; no other has the name. [default: made from the kind and its keys]\n    \
-                     timeout    How long it may take, as `\"90s\"`: less than the scenario's `timeout`. \
+                     name       Name of the check in the table of results. Must be unique. [default: made from the kind and its keys]\n    \
+                     timeout    Time limit, such as `\"90s\"`: less than the scenario's `timeout`. \
                      [default: half of the scenario's, at most 60s]\n";
         let reset = KINDS.iter().find(|kind| kind.name == "controller-reset");
         assert_eq!(section(reset.unwrap(), None), plain);

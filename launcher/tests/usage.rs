@@ -68,10 +68,10 @@ fn broken_scenario_names_its_line() {
 fn list_explains_a_kind_of_check_with_its_keys() {
     let all = peerbar(&["list"]).unwrap();
     let text = String::from_utf8_lossy(&all.stdout).into_owned();
-    assert!(text.contains("\n  gpu-file            Data is read from disks into GPU memory"));
+    assert!(text.contains("\n  gpu-file            Reads data from disks into GPU memory"));
     let one = peerbar(&["list", "controller-reset"]).unwrap();
-    let expected = "controller-reset\n    The controller is reset through sysfs and is live again afterwards; its p2pmem is \
-                    still there.\n    device     Name of an `[[nvme]]`.\n    name       ";
+    let expected = "controller-reset\n    Resets the controller through sysfs, and checks that it is live again afterwards \
+                    and still has its p2pmem.\n    device     Name of an `[[nvme]]`.\n    name       ";
     let shown = String::from_utf8_lossy(&one.stdout).into_owned();
     assert!(shown.starts_with(expected), "{shown}");
 }

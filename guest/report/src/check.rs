@@ -1,11 +1,12 @@
-//! Checks: what a scenario's `[[check]]` tables ask of the agent.
+//! Checks, as a scenario's `[[check]]` tables request them from the agent.
 //!
-//! Each kind has one file here with all that is known of it outside the guest: its struct, which the plan carries to the
-//! agent; its name in the report; its keys and what they mean; how its table is read and held against the scenario's
-//! devices. The agent's `checks/` has its other half, what it does.
+//! Each kind has one file here with everything about it that concerns the outside of the guest: its
+//! struct, which the plan carries to the agent; its name in the report; its keys and their
+//! meanings; how its table is read and validated against the scenario's devices. The agent's
+//! `checks/` contains its behaviour.
 //!
-//! To add a kind: a file here with its declaration by the macro `check`, its two lines below, as a module and in `kinds!`, and the
-//! agent's file.
+//! To add a kind: a file here with its declaration by the macro `check`, its two lines below, as a
+//! module and in `kinds!`, and the agent's file.
 
 mod buffer;
 mod declare;
@@ -67,82 +68,86 @@ use declare::check;
 /// Transfers are whole pages, as p2pmem is.
 const PAGE: u64 = 4096;
 
-/// What the report and the reference say of a kind of check. Its `Display` is the check's name in the report: what it does,
-/// and to which devices.
+/// The description of a kind of check for the report and the reference. Its `Display` is the
+/// check's name in the report: its action, and the devices that take part.
 pub trait Described: fmt::Display {
-    /// The value of `kind` that stands for it.
+    /// Its value of `kind`.
     const KIND: &'static str;
-    /// What it checks, for the reference.
+    /// The purpose of the check, for the reference.
     const ABOUT: &'static str;
     /// Its own keys, in the order of the reference.
     const KEYS: &'static [Key];
     /// The keys of its [`Expectation`], if it has one.
     const EXPECTED: &'static [Key] = &[];
 
-    /// Seconds that it may take, if not [`crate::Plan::check_seconds`].
+    /// Returns its time limit in seconds, if not [`crate::Plan::check_seconds`].
     fn seconds(&self) -> Option<u32>;
 }
 
 /// One kind of check.
 pub trait CheckKind: Described + Sized {
-    /// Takes the check out of its table, and holds it against the devices of [`Keys::inventory`].
+    /// Takes the check out of its table, and validates it against the devices of
+    /// [`Keys::inventory`].
     ///
     /// # Errors
     /// The first mistake, with its span.
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError>;
 
-    /// The pairs between which it moves data from peer to peer, or tries to.
+    /// Returns the pairs between which it moves data peer to peer, or tries to.
     fn pairs(&self) -> Vec<Pair> {
         Vec::new()
     }
 
-    /// The check that moves the same data by way of guest RAM, to compare with; none if that makes no sense.
+    /// Returns the check that moves the same data through guest RAM, for comparison, or `None` if
+    /// that makes no sense.
     fn control(&self) -> Option<Self> {
         None
     }
 
-    /// Kernel modules that are loaded before the first check.
+    /// Returns the kernel modules that are loaded before the first check.
     fn modules(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// The kernel modules that [`Self::modules_on_demand`] may name, as far as Debian's kernel has them.
+    /// The kernel modules that [`Self::modules_on_demand`] may name, as far as Debian's kernel has
+    /// them.
     const ON_DEMAND: &'static [&'static str] = &[];
 
-    /// Kernel modules that the agent loads when the check runs.
+    /// Returns the kernel modules that the agent loads when the check runs.
     fn modules_on_demand(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// The device whose server it has killed.
+    /// Returns the device whose server it kills.
     fn kills(&self) -> Option<&str> {
         None
     }
 
-    /// Functions of the kernel that may warn meanwhile, since they cannot do without what it has killed.
+    /// Returns the functions of the kernel that may warn during the check, because they cannot do
+    /// without the killed device.
     fn warnings(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Of `payload` bytes that it has moved, how many it asks to be read from or written to guest RAM: these are not bounced.
-    /// `None` if that is not known.
+    /// Returns how many of `payload` bytes that it has moved were requested to or from guest RAM,
+    /// and therefore did not bounce. Returns `None` if that is not known.
     fn guest_ram_bytes(&self, payload: u64) -> Option<u64> {
         let _ = payload;
         Some(0)
     }
 
-    /// Debian packages that the tools root must have.
+    /// Returns the Debian packages that the tools root must have.
     fn packages(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Programs of this project that the tools root must have, in `/opt/peerbar`.
+    /// Returns the programs of this project that the tools root must have, in `/opt/peerbar`.
     fn programs(&self) -> &'static [&'static str] {
         &[]
     }
 }
 
-/// What is known of a kind of check without one at hand.
+/// Facts about a kind of check that need no check of that kind.
 #[derive(Debug)]
 pub struct Kind {
     /// [`Described::KIND`].
@@ -158,7 +163,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The keys of this kind alone, in the order of the reference.
+    /// Returns the keys of this kind alone, in the order of the reference.
     pub fn keys(&self) -> impl Iterator<Item = &'static Key> + Clone {
         self.keys.into_iter().flatten()
     }
@@ -185,22 +190,23 @@ macro_rules! kinds {
         },)*];
 
         impl Check {
-            /// The check's name in the report.
+            /// Returns the check's name in the report.
             pub fn name(&self) -> String {
                 match self { $(Check::$kind(check) => check.to_string(),)* }
             }
 
-            /// As [`Described::KIND`].
+            /// See [`Described::KIND`].
             pub fn kind(&self) -> &'static str {
                 match self { $(Check::$kind(_) => $kind::KIND,)* }
             }
 
-            /// As [`CheckKind::control`].
+            /// See [`CheckKind::control`].
             pub fn control(&self) -> Option<Self> {
                 match self { $(Check::$kind(check) => check.control().map(Check::$kind),)* }
             }
 
-            /// The index of its [control](Self::control) among `checks`, whatever the time limits of both.
+            /// Returns the index of its [control](Self::control) among `checks`, whatever the time
+            /// limits of both.
             pub fn control_among(&self, checks: &[Self]) -> Option<usize> {
                 let control = self.control()?.without_limit();
                 checks.iter().position(|check| check.without_limit() == control)
@@ -212,53 +218,53 @@ macro_rules! kinds {
                 }
             }
 
-            /// As [`CheckKind::pairs`].
+            /// See [`CheckKind::pairs`].
             pub fn pairs(&self) -> Vec<Pair> {
                 match self { $(Check::$kind(check) => check.pairs(),)* }
             }
 
-            /// As [`CheckKind::modules`].
+            /// See [`CheckKind::modules`].
             pub fn modules(&self) -> &'static [&'static str] {
                 match self { $(Check::$kind(check) => check.modules(),)* }
             }
 
-            /// As [`CheckKind::modules_on_demand`].
+            /// See [`CheckKind::modules_on_demand`].
             pub fn modules_on_demand(&self) -> &'static [&'static str] {
                 match self { $(Check::$kind(check) => check.modules_on_demand(),)* }
             }
 
-            /// As [`CheckKind::kills`].
+            /// See [`CheckKind::kills`].
             pub fn kills(&self) -> Option<&str> {
                 match self { $(Check::$kind(check) => check.kills(),)* }
             }
 
-            /// As [`CheckKind::warnings`].
+            /// See [`CheckKind::warnings`].
             pub fn warnings(&self) -> &'static [&'static str] {
                 match self { $(Check::$kind(check) => check.warnings(),)* }
             }
 
-            /// As [`CheckKind::guest_ram_bytes`].
+            /// See [`CheckKind::guest_ram_bytes`].
             pub fn guest_ram_bytes(&self, payload: u64) -> Option<u64> {
                 match self { $(Check::$kind(check) => check.guest_ram_bytes(payload),)* }
             }
 
-            /// As [`CheckKind::packages`].
+            /// See [`CheckKind::packages`].
             pub fn packages(&self) -> &'static [&'static str] {
                 match self { $(Check::$kind(check) => check.packages(),)* }
             }
 
-            /// As [`CheckKind::programs`].
+            /// See [`CheckKind::programs`].
             pub fn programs(&self) -> &'static [&'static str] {
                 match self { $(Check::$kind(check) => check.programs(),)* }
             }
 
-            /// As [`Described::seconds`].
+            /// See [`Described::seconds`].
             pub fn seconds(&self) -> Option<u32> {
                 match self { $(Check::$kind(check) => check.seconds(),)* }
             }
         }
 
-        /// An expression with what a check consists of, whichever kind it is.
+        /// Evaluates an expression with the struct of a check, whichever kind it is.
         #[macro_export]
         macro_rules! with_check {
             ($dollar check:expr, $dollar inner:ident => $dollar body:expr) => {
@@ -297,7 +303,7 @@ kinds! {
 }
 
 impl Check {
-    /// Whether the scenario asks to show what it prints (`show = true`).
+    /// Returns `true` if the scenario asks to show its output (`show = true`).
     pub fn is_shown(&self) -> bool {
         match self {
             Self::Command(command) => command.expected.show,

@@ -1,4 +1,4 @@
-//! The devices' DMA counters, which the launcher reads on the host's side and the agent asks for.
+//! The devices' DMA counters, which the launcher reads on the host's side and the agent requests.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,21 @@ use serde::{Deserialize, Serialize};
 /// The launcher's answer to a [`crate::Line::Counters`], one line of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// The number of the request, so that a late answer is not taken for the next one's.
+    /// The number of the request, so that a late answer is not mistaken for the next one's.
     pub request: u64,
     /// The host's CLOCK_MONOTONIC in nanoseconds, between the request and the answer.
     #[serde(default)]
     pub host_ns: u64,
-    /// Nanoseconds that the host's processors have worked as those of the guest, if the host knows.
+    /// Nanoseconds that the host's processors have worked as those of the guest, if the host knows
+    /// it.
     #[serde(default)]
     pub processors_ns: Option<u64>,
     /// The counters of each device under test, by its name in the plan.
     pub devices: BTreeMap<String, DeviceCounters>,
 }
 
-/// In words, what was not counted but inferred of `bytes` of DMA of the device behind QEMU's virtio-iommu that `device` names, if anything.
+/// Describes the part of the DMA of `device`, which is behind QEMU's virtio-iommu, that was not
+/// counted but inferred: `bytes`, if not 0.
 pub fn inference(device: &str, bytes: u64) -> Option<String> {
     (bytes > 0).then(|| {
         format!(
@@ -34,13 +36,13 @@ pub fn inference(device: &str, bytes: u64) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceCounters {
-    /// What it has counted since its server started.
+    /// Its counts since its server started.
     Counted {
         /// One entry for each kind of DMA that has occurred.
         dma: Vec<Entry>,
-        /// What else has happened.
+        /// Other events.
         events: DeviceEvents,
     },
-    /// There are none, and why.
+    /// It has no counters, for this reason.
     None(String),
 }

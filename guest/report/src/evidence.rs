@@ -1,20 +1,21 @@
-//! What the guest knows of peer-to-peer DMA: the fabric that its kernel found, what the kernel said and decided.
+//! The guest's evidence about peer-to-peer DMA: the fabric that its kernel found, and the kernel's
+//! messages and decisions.
 
 use serde::{Deserialize, Serialize};
 
-/// One piece of evidence, a line of the report of its own.
+/// One piece of evidence, a separate line of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Evidence {
-    /// What is around the fabric.
+    /// The machine around the fabric.
     Platform(GuestPlatform),
     /// A PCI function.
     Function(PciFunction),
     /// A decision that the kernel made.
     Decision(KernelDecision),
-    /// What the kernel said of peer-to-peer DMA: a message of its log.
+    /// The kernel's message about peer-to-peer DMA, from its log.
     Message(String),
-    /// Decisions cannot be watched in this kernel, and why.
+    /// Decisions cannot be watched in this kernel, for this reason.
     Unwatched(String),
 }
 
@@ -38,9 +39,9 @@ pub struct GuestPlatform {
 pub struct PciFunction {
     /// Its address: `0000:01:00.0`.
     pub address: String,
-    /// What the plan calls it, if it is under test.
+    /// Its name in the plan, if it is under test.
     pub name: Option<String>,
-    /// What it is plugged into: the address of a bridge, or the name of a root bus, `pci0000:00`.
+    /// Its parent: the address of a bridge, or the name of a root bus, `pci0000:00`.
     pub parent: String,
     /// Vendor ID.
     pub vendor: u16,
@@ -48,7 +49,8 @@ pub struct PciFunction {
     pub device: u16,
     /// Class code with its programming interface: 0x010802.
     pub class: u32,
-    /// Device/Port Type of the PCI Express Capabilities register (PCIe Base 6.0, 7.5.3.2); none without that capability.
+    /// Device/Port Type of the PCI Express Capabilities register (PCIe Base 6.0, 7.5.3.2), or
+    /// `None` without that capability.
     pub port_type: Option<u8>,
     /// Its ACS capability, if it has one.
     pub acs: Option<AcsRegisters>,
@@ -56,16 +58,16 @@ pub struct PciFunction {
     pub iommu_group: Option<IommuGroup>,
     /// Its driver, if it has one.
     pub driver: Option<String>,
-    /// Bytes of p2pmem that it provides; none if it provides none.
+    /// Bytes of p2pmem that it provides, or `None`.
     pub p2pmem: Option<u64>,
 }
 
 /// The registers of an ACS capability (PCIe Base 6.0, 7.7.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcsRegisters {
-    /// ACS Capability: what it can.
+    /// ACS Capability: the supported controls.
     pub capability: u16,
-    /// ACS Control: what it does.
+    /// ACS Control: the enabled controls.
     pub control: u16,
 }
 
@@ -74,16 +76,16 @@ pub struct AcsRegisters {
 pub struct IommuGroup {
     /// Its number.
     pub number: u32,
-    /// The type of its domain: `DMA`, `DMA-FQ`, `identity`; empty where the kernel does not say.
+    /// The type of its domain: `DMA`, `DMA-FQ`, `identity`, or empty if the kernel does not say.
     pub kind: String,
 }
 
 /// A decision that the kernel made about a pair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelDecision {
-    /// Address of the function whose memory it is.
+    /// Address of the function with the memory.
     pub provider: String,
-    /// Address of the function whose DMA it is.
+    /// Address of the function with the DMA.
     pub client: String,
     /// The map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`).
     pub map_type: u32,

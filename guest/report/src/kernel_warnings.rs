@@ -1,6 +1,6 @@
-//! Warnings that the kernel is known to give where a check takes a device away.
+//! Known warnings of the kernel when a check takes a device away.
 
-/// A search of the kernel's log that passes by warnings of known functions, and by nothing else.
+/// A search of the kernel's log that skips warnings of known functions, and nothing else.
 #[derive(Clone, Debug, Default)]
 pub struct KnownWarnings {
     functions: Vec<&'static str>,
@@ -9,7 +9,7 @@ pub struct KnownWarnings {
 }
 
 impl KnownWarnings {
-    /// Warnings that one of these functions gives are known.
+    /// Treats warnings of these functions as known.
     pub fn of(functions: &[&'static str]) -> Self {
         Self {
             functions: functions.to_vec(),
@@ -17,13 +17,14 @@ impl KnownWarnings {
         }
     }
 
-    /// Warnings of these functions are known, too.
+    /// Treats warnings of these functions as known, too.
     pub fn add(&mut self, functions: &[&'static str]) {
         self.functions.extend(functions);
     }
 
-    /// Whether this next line of the log belongs to a known warning: the rule before it, its first line, the head of its trace, its
-    /// end (Linux, kernel/panic.c: `__warn`). What else the kernel says between these lines does not.
+    /// Returns `true` if this next line of the log belongs to a known warning: the rule before it,
+    /// its first line, the head of its trace, its end (Linux, kernel/panic.c: `__warn`). Other
+    /// messages of the kernel between these lines do not belong to it.
     pub fn has(&mut self, line: &str) -> bool {
         if self.functions.is_empty() {
             return false;
@@ -37,12 +38,12 @@ impl KnownWarnings {
         if line.contains("---[ end trace ") {
             return std::mem::take(&mut self.inside);
         }
-        // The rule stands before any warning. What it announces is judged by its own line.
+        // The rule precedes any warning. The warning itself is judged by its own line.
         let is_rule = line.contains("------------[ cut here ]------------");
         is_rule || self.inside && line.contains("Call Trace:")
     }
 
-    /// Whether a known warning was there.
+    /// Returns `true` if there was a known warning.
     pub fn were_seen(&self) -> bool {
         self.seen
     }

@@ -1,4 +1,5 @@
-//! KTAP version 1 (Linux, Documentation/dev-tools/ktap.rst), as the agent writes and the launcher reads it.
+//! KTAP version 1 (Linux, Documentation/dev-tools/ktap.rst), as the agent writes it and the
+//! launcher reads it.
 
 mod line;
 mod reader;
@@ -11,5 +12,5 @@ pub use reader::{KtapError, KtapReader};
 pub use subtest::{Nested, ProgramReport, Subtest};
 pub use writer::KtapWriter;
 
-/// Longest line in bytes, its newline included, that is written or accepted.
+/// Longest line in bytes, including its newline, that is written or accepted.
 const LINE_LIMIT: usize = 64 << 10;

@@ -1,13 +1,14 @@
-//! What the launcher and the guest's agent send to each other.
+//! The messages between the launcher and the guest's agent.
 //!
-//! Both ends of one virtio-serial port named [`PORT`]. The launcher writes one line, the [`Plan`] as JSON. The
-//! agent answers with KTAP version 1: a plan line, one result line for each check, and before each result
-//! line the check's [`Measure`] as a diagnostic line. A check can send two requests in between, as diagnostic lines:
-//! [`Line::Counters`], which the launcher answers with the [`Counters`] of all devices as one line of JSON, and
-//! [`Line::Kill`], which has no answer.
+//! They use one virtio-serial port named [`PORT`]. The launcher writes one line, the [`Plan`] as
+//! JSON. The agent answers with KTAP version 1: a plan line, one result line for each check, and
+//! before each result line the check's [`Measure`] as a diagnostic line. A check can send two
+//! requests in between, as diagnostic lines: [`Line::Counters`], which the launcher answers with
+//! the [`Counters`] of all devices as one line of JSON, and [`Line::Kill`], which has no answer.
 //!
-//! If the plan is interactive, the launcher goes on with a [`Request`] a line once the agent has reported `ready` and the results of
-//! the plan's checks; the agent writes the plan line last.
+//! If the plan is interactive, the launcher continues with one [`Request`] per line once the agent
+//! has reported `ready` and the results of the plan's checks. The agent then writes the plan line
+//! last.
 
 #![forbid(unsafe_code)]
 
@@ -54,6 +55,6 @@ pub use trace_line::{ClockSample, TraceLine};
 /// Name of the virtio-serial port.
 pub const PORT: &str = "org.peerbar.report";
 
-/// Name of the virtio-serial port for trace events, which a guest has if [`Plan::trace`] is set. The agent writes what tracefs
-/// prints, and a [`TraceLine`] in between.
+/// Name of the virtio-serial port for trace events, which a guest has if [`Plan::trace`] is set.
+/// The agent writes the output of tracefs, with [`TraceLine`]s in between.
 pub const TRACE_PORT: &str = "org.peerbar.trace";

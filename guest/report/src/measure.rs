@@ -1,4 +1,4 @@
-//! What a check measured.
+//! The measurements of a check.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::{Probed, Subtest};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Measure {
-    /// Sizes of the transfers, as a person reads them ("4K-8M"); empty where it has no meaning.
+    /// Sizes of the transfers for readers ("4K-8M"), or empty if they have no meaning.
     pub sizes: String,
     /// Payload bytes that the check moved from its source to its destination.
     pub bytes: u64,
@@ -22,7 +22,8 @@ pub struct Measure {
     /// The same, divided by device, completer and direction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub flows: Vec<PayloadFlow>,
-    /// Payload bytes whose completer was a device's memory: a BAR of its own or of a peer.
+    /// Payload bytes whose completer was a device's memory: a BAR of the device itself or of a
+    /// peer.
     pub peer_bytes: u64,
     /// Payload bytes whose completer was guest RAM.
     pub ram_bytes: u64,
@@ -32,10 +33,11 @@ pub struct Measure {
     /// Exit status of a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<i32>,
-    /// What a probe found.
+    /// The result of a probe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<Probed>,
-    /// Results that a program has reported by itself. They come as nested KTAP, not with the figures.
+    /// Results that a program has reported by itself. They are sent as nested KTAP, not with the
+    /// figures.
     #[serde(skip)]
     pub subtests: Vec<Subtest>,
 }
@@ -48,9 +50,9 @@ pub struct PayloadFlow {
     pub requester: String,
     /// The owner of the memory.
     pub completer: Completer,
-    /// The way that the bytes took.
+    /// The route of the bytes.
     pub route: Route,
-    /// Whether the requester read or wrote.
+    /// The direction: the requester read or wrote.
     pub direction: Direction,
     /// Payload bytes of successful DMA.
     pub bytes: u64,
@@ -58,7 +60,7 @@ pub struct PayloadFlow {
 
 #[cfg(test)]
 impl PayloadFlow {
-    /// One that took the way from device to device.
+    /// Makes a flow from device to device.
     pub(crate) fn to_peer(
         requester: &str,
         completer: Completer,

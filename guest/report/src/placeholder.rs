@@ -1,15 +1,17 @@
-//! Placeholders: what stands for a device in the words of a command, as `{disk0}` and `{disk0:pci}`.
+//! Placeholders for devices in the words of a command, such as `{disk0}` and `{disk0:pci}`.
 //!
-//! A placeholder is a name in braces, or a name and a part with a colon in between. `${NAME}` is the shell's and stays. Doubled
-//! braces stand for themselves: `{{NAME}}` becomes `{NAME}`.
+//! A placeholder is a name in braces, or a name and a part with a colon in between. `${NAME}`
+//! belongs to the shell and is left alone. Doubled braces are an escape: `{{NAME}}` becomes
+//! `{NAME}`.
 
-/// Start of the part that stands for a namespace, before its NSID.
+/// Start of the part that refers to a namespace, before its NSID.
 const NAMESPACE: &str = "ns";
 
-/// `text` with the value of each placeholder in its place; `value` gets what is between the braces, `disk0:pci`.
+/// Returns `text` with the value of each placeholder in its place. `value` gets the text between
+/// the braces, `disk0:pci`.
 ///
 /// # Errors
-/// The first one of `value`.
+/// The first error of `value`.
 pub fn fill_in<E>(
     text: &str,
     mut value: impl FnMut(&str) -> Result<String, E>,
@@ -40,7 +42,7 @@ pub fn fill_in<E>(
     Ok(filled)
 }
 
-/// What is between the braces of each placeholder of `text`.
+/// Returns the text between the braces of each placeholder of `text`.
 pub(crate) fn keys(text: &str) -> Vec<String> {
     let mut keys = Vec::new();
     let collected: Result<String, std::convert::Infallible> = fill_in(text, |key| {
@@ -51,7 +53,8 @@ pub(crate) fn keys(text: &str) -> Vec<String> {
     keys
 }
 
-/// The device of a placeholder that stands for one of its block devices: `disk0` of `disk0:disk` and `disk0:ns2`.
+/// Returns the device of a placeholder for one of its block devices: `disk0` of `disk0:disk` and
+/// `disk0:ns2`.
 pub(crate) fn disk_of(key: &str) -> Option<&str> {
     let (device, part) = key.split_once(':')?;
     let is_namespace = part
@@ -60,7 +63,8 @@ pub(crate) fn disk_of(key: &str) -> Option<&str> {
     (part == "disk" || is_namespace).then_some(device)
 }
 
-/// The parts of a disk with `namespaces` namespaces, of which there is p2pmem if it `provides` some.
+/// Returns the placeholders of a disk with `namespaces` namespaces, including its p2pmem if it
+/// `provides` some.
 pub(crate) fn of_disk(name: &str, namespaces: u32, provides: bool) -> Vec<String> {
     let mut keys = vec![
         name.to_owned(),
@@ -72,14 +76,14 @@ pub(crate) fn of_disk(name: &str, namespaces: u32, provides: bool) -> Vec<String
     keys
 }
 
-/// The parts of a GPU, of which there is p2pmem if it `provides` some.
+/// Returns the placeholders of a GPU, including its p2pmem if it `provides` some.
 pub(crate) fn of_gpu(name: &str, provides: bool) -> Vec<String> {
     let mut keys = vec![name.to_owned(), format!("{name}:pci")];
     keys.extend(provides.then(|| format!("{name}:p2pmem")));
     keys
 }
 
-/// The parts of an RDMA network adapter.
+/// Returns the placeholders of an RDMA network adapter.
 pub(crate) fn of_nic(name: &str) -> Vec<String> {
     vec![
         name.to_owned(),
@@ -88,7 +92,7 @@ pub(crate) fn of_nic(name: &str) -> Vec<String> {
     ]
 }
 
-/// Why `key` is not one of the `known` placeholders, and what to write.
+/// Explains that `key` is not one of the `known` placeholders, and what to write.
 pub fn unknown_placeholder<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
     let device = |key: &str| key.split(':').next().unwrap_or_default().to_owned();
     let known: Vec<&str> = known.collect();
@@ -116,7 +120,7 @@ pub fn unknown_placeholder<'a>(key: &str, known: impl Iterator<Item = &'a str>) 
     )
 }
 
-/// The placeholder that `text` begins with, after its brace, and what follows it.
+/// Returns the placeholder at the start of `text`, after its brace, and the rest.
 fn single(text: &str) -> Option<(&str, &str)> {
     let (key, rest) = text.split_once('}')?;
     let (name, part) = match key.split_once(':') {
@@ -136,7 +140,7 @@ fn single(text: &str) -> Option<(&str, &str)> {
     (is_name && is_part).then_some((key, rest))
 }
 
-/// The same with doubled braces.
+/// Returns the same for doubled braces.
 fn doubled(text: &str) -> Option<(&str, &str)> {
     let (key, rest) = single(text.strip_prefix('{')?)?;
     Some((key, rest.strip_prefix('}')?))

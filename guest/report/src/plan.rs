@@ -1,14 +1,15 @@
-//! The plan of a boot: what the launcher asks of the agent.
+//! The plan of a boot: the launcher's requests to the agent.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Check;
 
-/// Everything that the agent is asked to do in one boot.
+/// Everything that the agent must do in one boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Modules to load before the first check, in order; their dependencies come by themselves.
+    /// Modules to load before the first check, in order. Their dependencies are loaded
+    /// automatically.
     pub modules: Vec<Module>,
     /// The devices under test; the agent waits until the guest's kernel shows all of them.
     pub devices: Vec<NvmeDevice>,
@@ -18,19 +19,19 @@ pub struct Plan {
     /// The RDMA network adapters under test, waited for like the devices.
     #[serde(default)]
     pub nics: Vec<Nic>,
-    /// Whether all devices are below one switch, which routes between them: a transfer between them never goes up to the
-    /// root.
+    /// `true` if all devices are below one switch, which routes between them: a transfer between
+    /// them never goes up to the root.
     #[serde(default)]
     pub one_switch: bool,
-    /// Whether a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
+    /// `true` if a read-only tools root is exported over 9p under the tag [`Plan::TOOLS_TAG`].
     pub tools: bool,
-    /// 9p mount tags of folders that lie over the tools root, the topmost first.
+    /// 9p mount tags of folders that are stacked on the tools root, the topmost first.
     #[serde(default)]
     pub layers: Vec<String>,
-    /// Whether udevd is to run in the tools root.
+    /// `true` if udevd must run in the tools root.
     #[serde(default)]
     pub udev: bool,
-    /// Whether the guest has QEMU's user network.
+    /// `true` if the guest has QEMU's user network.
     #[serde(default)]
     pub network: bool,
     /// Folders of the host that are mounted in the tools root.
@@ -39,19 +40,21 @@ pub struct Plan {
     /// Seconds after which a check that has not ended counts as hung.
     #[serde(default = "default_check_seconds")]
     pub check_seconds: u32,
-    /// Whether what commands and programs print is sent while they run.
+    /// `true` if the output of commands and programs must be sent while they run.
     #[serde(default)]
     pub live: bool,
-    /// Whether [`crate::Request`]s follow the checks; then the report ends with its plan line.
+    /// `true` if [`crate::Request`]s follow the checks, in which case the report ends with its plan
+    /// line.
     #[serde(default)]
     pub interactive: bool,
-    /// Whether the kernel's trace events are wanted, on the port [`crate::TRACE_PORT`].
+    /// `true` if the kernel's trace events are wanted, on the port [`crate::TRACE_PORT`].
     #[serde(default)]
     pub trace: bool,
-    /// Whether the agent starts programs for the host, and what they may do with the host's folder. Implies a tools root.
+    /// Set if the agent must start programs for the host. Their access to the host's folder.
+    /// Implies a tools root.
     #[serde(default)]
     pub exec: Option<HostFolder>,
-    /// Texts of which a line of the kernel's log that reports a fault of an IOMMU has one.
+    /// Texts that identify a line of the kernel's log about a fault of an IOMMU.
     #[serde(default)]
     pub iommu_faults: Vec<String>,
     /// The checks, in order.
@@ -64,20 +67,20 @@ pub struct Plan {
 pub struct Mount {
     /// Its 9p mount tag.
     pub tag: String,
-    /// Where it is mounted: an absolute path in the tools root.
+    /// The mount point: an absolute path in the tools root.
     pub at: String,
     /// The guest's access to it.
     pub folder: HostFolder,
 }
 
 impl Mount {
-    /// The mount tag of the share number `index` of a scenario, counted from 0.
+    /// Returns the mount tag of the share number `index` of a scenario, counted from 0.
     pub fn tag(index: usize) -> String {
         format!("share{index}")
     }
 }
 
-/// What programs of the guest may do with the folder that the host shares.
+/// The access of programs in the guest to the folder that the host shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostFolder {
@@ -91,7 +94,7 @@ impl Plan {
     /// 9p mount tag of the tools root.
     pub const TOOLS_TAG: &str = "tools";
 
-    /// 9p mount tag of packages beside those of the tools root.
+    /// 9p mount tag of packages in addition to those of the tools root.
     pub const PACKAGES_TAG: &str = "packages";
 
     /// 9p mount tag of the modules of a user's kernel.
@@ -100,7 +103,7 @@ impl Plan {
     /// 9p mount tag of the host's files for this guest.
     pub const FILES_TAG: &str = "files";
 
-    /// [`Plan::check_seconds`] unless a plan says otherwise.
+    /// Default of [`Plan::check_seconds`].
     pub const CHECK_SECONDS: u32 = 60;
 }
 
@@ -114,13 +117,14 @@ fn default_check_seconds() -> u32 {
 pub struct Module {
     /// Name, as in `/proc/modules`.
     pub name: String,
-    /// Parameters, as on `insmod`'s command line: `use_cmb_sqes=0`. Placeholders such as `{disk0:pci}` stand for devices.
+    /// Parameters, as on `insmod`'s command line: `use_cmb_sqes=0`. Placeholders such as
+    /// `{disk0:pci}` refer to devices.
     #[serde(default)]
     pub parameters: String,
 }
 
 impl Module {
-    /// Whether its parameters are known only once the devices are there.
+    /// Returns `true` if its parameters are known only once the devices are there.
     pub fn has_placeholders(&self) -> bool {
         self.parameters.contains('{')
     }
@@ -132,12 +136,12 @@ impl Module {
 pub struct NvmeDevice {
     /// Name in the scenario, and serial number of the controller.
     pub name: String,
-    /// Size of its Controller Memory Buffer in bytes, 0 if it has none.
+    /// Size of its Controller Memory Buffer in bytes, or 0.
     pub cmb_bytes: u64,
-    /// Whether it permits queues in the CMB (Linux puts submission queues there).
+    /// `true` if it permits queues in the CMB (Linux puts submission queues there).
     #[serde(default)]
     pub cmb_queues: bool,
-    /// Size of its Persistent Memory Region in bytes, 0 if it has none.
+    /// Size of its Persistent Memory Region in bytes, or 0.
     #[serde(default)]
     pub pmr_bytes: u64,
     /// Size of its first namespace in bytes.
@@ -146,15 +150,16 @@ pub struct NvmeDevice {
     /// Size of a logical block in bytes.
     #[serde(default)]
     pub block_bytes: u32,
-    /// How many namespaces it has, with the NSIDs from 1 on.
+    /// Number of its namespaces, whose NSIDs begin at 1.
     #[serde(default)]
     pub namespaces: u32,
-    /// Whether its DMA is left out where the traffic of all devices is looked at.
+    /// `true` if its DMA is excluded from the traffic of all devices.
     #[serde(default)]
     pub uncounted: bool,
 }
 
-/// A GPU under test. The guest knows the first of a plan by the PCI subsystem ID 1, the second by 2, and so on.
+/// A GPU under test. The guest identifies the first of a plan by the PCI subsystem ID 1, the second
+/// by 2, and so on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -162,13 +167,15 @@ pub struct Gpu {
     pub name: String,
     /// Size of its memory in bytes.
     pub vram_bytes: u64,
-    /// Size of its aperture, the BAR that shows its memory, in bytes.
+    /// Size of its aperture, the BAR that exposes its memory, in bytes.
     pub aperture_bytes: u64,
-    /// Whether the aperture is a window, whose pages come and go, and which is therefore no p2pmem.
+    /// `true` if the aperture is a window, whose pages come and go, and which is therefore not
+    /// p2pmem.
     pub window: bool,
 }
 
-/// An RDMA network adapter under test. The guest knows the first of a plan by the PCI subsystem ID 1, the second by 2, and so on.
+/// An RDMA network adapter under test. The guest identifies the first of a plan by the PCI
+/// subsystem ID 1, the second by 2, and so on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nic {

@@ -1,4 +1,4 @@
-//! What a probe found: the outcome of DMA from one device to the memory of another.
+//! The result of a probe: the outcome of DMA from one device to the memory of another.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Route;
 
-/// What became of it. That a transfer is refused or fails is an outcome as good as any other; only success with wrong data is
-/// none.
+/// The outcome of a probe. A refused or failed transfer is as good an outcome as any other; only
+/// success with wrong data is a failure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Probed {
@@ -15,15 +15,15 @@ pub struct Probed {
     pub written: Transfer,
     /// The client has read from it.
     pub read: Transfer,
-    /// The client's own record of its DMA; none if it keeps no record.
+    /// The client's own record of its DMA, if it keeps one.
     pub record: Option<Record>,
-    /// Lines in the kernel's log meanwhile with which an IOMMU reports a fault.
+    /// Number of lines in the kernel's log during the probe with which an IOMMU reports a fault.
     pub faults: u64,
     /// The first of them.
     pub fault: Option<String>,
 }
 
-/// How a program sees one transfer end.
+/// The end of one transfer, as a program sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
@@ -32,7 +32,7 @@ pub enum Transfer {
     Right,
     /// With success and wrong data.
     Wrong {
-        /// What is wrong with them.
+        /// The difference.
         message: String,
     },
     /// With an error.

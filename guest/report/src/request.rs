@@ -1,10 +1,11 @@
-//! What the launcher asks of an agent whose plan is interactive.
+//! The launcher's requests to an agent whose plan is interactive.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Check;
 
-/// A request, sent as one line of JSON once the agent is ready and has answered the request before it.
+/// A request, sent as one line of JSON once the agent is ready and has answered the previous
+/// request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {

@@ -2,12 +2,13 @@
 
 use strsim::normalized_damerau_levenshtein;
 
-/// How alike two names are at least, from 0 to 1, for one to stand for the other.
+/// The least similarity of two names, from 0 to 1, at which one probably means the other.
 const LEAST: f64 = 0.6;
 
-/// The one of `known` that `name` probably stands for.
+/// Returns the one of `known` that `name` probably means.
 ///
-/// Numbered names, as `disk1` and `disk2`, do not stand for each other: which one is meant cannot be told.
+/// Numbered names such as `disk1` and `disk2` do not suggest each other: which one is meant cannot
+/// be told.
 pub fn similar<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
     let mut best = None;
     let mut most = LEAST;
@@ -22,7 +23,8 @@ pub fn similar<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     best
 }
 
-/// The end of a message about an unknown `name`: the one of `known` that was probably meant, else all of them.
+/// Returns the end of a message about an unknown `name`: the one of `known` that was probably
+/// meant, otherwise all of them.
 pub fn way_out<'k>(name: &str, known: impl IntoIterator<Item = &'k str> + Clone) -> String {
     match similar(name, known.clone()) {
         Some(similar) => did_you_mean(similar),
@@ -34,7 +36,7 @@ pub(crate) fn did_you_mean(name: &str) -> String {
     format!("did you mean `{name}`?")
 }
 
-/// The end of a message that names all that are `known`.
+/// Returns the end of a message that names all of `known`.
 pub(crate) fn all_of<'k>(known: impl IntoIterator<Item = &'k str>) -> String {
     let known: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
     match known.as_slice() {

@@ -2,7 +2,7 @@
 
 use crate::Size;
 
-/// Sizes as a table of results has them: the smallest and the largest, as in `4K-8M`.
+/// Returns sizes for a table of results: the smallest and the largest, as in `4K-8M`.
 pub fn size_range(sizes: &[u64]) -> String {
     match sizes.iter().min().zip(sizes.iter().max()) {
         Some((least, most)) if least == most => Size(*most).to_string(),

@@ -1,7 +1,7 @@
-//! Characters that steer what shows a text, rather than stand in it.
+//! Control characters, which affect how a text is displayed.
 
-/// Whether a character is a control character, or one that reorders the text around it (Unicode Standard Annex 9, 2): a name could pass for
-/// another one.
+/// Returns `true` if a character is a control character, or one that reorders the text around it
+/// (Unicode Standard Annex 9, 2), with which one name could look like another.
 ///
 /// ```
 /// use peerbar_report::steers;

@@ -8,12 +8,12 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How long a guest or a check may run: at least one second, at most a day.
+/// The time limit of a guest or a check: at least one second, at most a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Timeout(pub Duration);
 
-/// Why a text is no time limit.
+/// The reason why a text is not a time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{0}` is no time limit: write seconds or minutes from `1s` to `1440m`")]
 pub struct TimeoutError(String);
@@ -21,7 +21,7 @@ pub struct TimeoutError(String);
 const LONGEST: u64 = 24 * 60 * 60;
 
 impl Timeout {
-    /// The limit in whole seconds.
+    /// Returns the limit in whole seconds.
     pub fn seconds(self) -> u32 {
         u32::try_from(self.0.as_secs()).unwrap_or(u32::MAX)
     }

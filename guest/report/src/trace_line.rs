@@ -1,4 +1,4 @@
-//! What the agent writes between the kernel's trace events, on the port [`crate::TRACE_PORT`].
+//! The agent's lines between the kernel's trace events, on the port [`crate::TRACE_PORT`].
 
 use std::fmt;
 
@@ -13,26 +13,27 @@ pub struct ClockSample {
     pub after: u64,
 }
 
-/// A line that is no event of the kernel's. It starts with `# `, as none of the kernel's does.
+/// A line that is not an event of the kernel. It starts with `# `, which no line of the kernel
+/// does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceLine {
-    /// `# controller nvme0 disk0`: what the driver calls a device of the plan.
+    /// `# controller nvme0 disk0`: the driver's name for a device of the plan.
     Controller {
-        /// The driver's name of it.
+        /// The driver's name.
         controller: String,
-        /// The plan's.
+        /// The plan's name.
         device: String,
     },
     /// `# clock BEFORE HOST AFTER`.
     Clock(ClockSample),
-    /// `# missing TEXT`: what is not traced, and why.
+    /// `# missing TEXT`: an event that is not traced, and the reason.
     Missing(String),
-    /// `# cut`: the events that follow are not kept, for there are too many.
+    /// `# cut`: the events that follow are not kept, because there are too many.
     Cut,
 }
 
 impl TraceLine {
-    /// Reads a line without its newline; none if it is an event, or neither.
+    /// Parses a line without its newline. Returns `None` if it is an event, or neither.
     pub fn parse(line: &str) -> Option<Self> {
         let (word, rest) = line
             .strip_prefix("# ")?

@@ -1,4 +1,4 @@
-//! Where the data of a check lies between its transfers.
+//! The memory that holds a check's data between its transfers.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// The device whose p2pmem it is.
+    /// Returns the device whose p2pmem it is.
     pub fn provider(&self) -> Option<&str> {
         match self {
             Buffer::P2pmem(device) => Some(device),

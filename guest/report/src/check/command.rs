@@ -12,10 +12,10 @@ use super::{CheckKind, Described, Expectation, Key, Keys, Pair, TableError, pair
 pub struct Command {
     /// A line for `sh -c`, with [placeholders](crate::fill_in).
     pub run: String,
-    /// What it must do.
+    /// The expectations.
     #[serde(default)]
     pub expected: Expectation,
-    /// As [`Described::seconds`].
+    /// See [`Described::seconds`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u32>,
 }
@@ -28,11 +28,10 @@ impl fmt::Display for Command {
 
 impl Described for Command {
     const KIND: &'static str = "command";
-    const ABOUT: &'static str =
-        "Runs a command of the tools root, which takes `tools = true` at the top of the scenario.";
+    const ABOUT: &'static str = "Runs a command in the tools root, which requires `tools = true` at the top of the scenario.";
     const KEYS: &'static [Key] = &[Key::required(
         "run",
-        "A line for `sh -c`, in which `{NAME}` and `{NAME:PART}` stand for devices.",
+        "A line for `sh -c`, in which `{NAME}` and `{NAME:PART}` are placeholders for devices.",
     )];
     const EXPECTED: &'static [Key] = Expectation::KEYS;
 

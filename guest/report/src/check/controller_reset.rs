@@ -3,7 +3,8 @@
 use super::{Keys, check};
 
 check! {
-    /// The controller is reset through sysfs and is live again afterwards; its p2pmem is still there.
+    /// Resets the controller through sysfs, and checks that it is live again afterwards and still
+    /// has its p2pmem.
     "controller-reset": "{device} survives a controller reset"
     pub struct ControllerReset {
         /// Name of an `[[nvme]]`.

@@ -4,21 +4,22 @@ use super::inventory::fits;
 use super::{Buffer, CheckKind, Keys, PAGE, Pair, TableError, check};
 
 check! {
-    /// Copies from one disk to another through a buffer and compares the contents. Through p2pmem every byte must go
-    /// from peer to peer, through guest RAM none.
+    /// Copies from one disk to another through a buffer and compares the contents. With p2pmem
+    /// every byte must go peer to peer, with guest RAM none.
     "copy": "copy {from} to {to} through {through}"
     pub struct Copy {
-        /// Name of the `[[nvme]]` that is read.
+        /// Name of the `[[nvme]]` to read.
         pub from: String,
-        /// Name of the `[[nvme]]` that is written.
+        /// Name of the `[[nvme]]` to write.
         pub to: String,
         /// The buffer: `"guest-ram"`, or `{ p2pmem = "NAME" }` with the name of a device that has p2pmem.
         pub through: Buffer,
-        /// Sizes of the single transfers, a list such as `["4K", "1M"]`: multiples of 4K.
+        /// Transfer sizes, a list such as `["4K", "1M"]`: multiples of 4K.
         pub sizes: Vec<u64>,
-        /// Offsets on the disks at which each size is tried, a list such as `[0, "4K"]`: multiples of the block size.
+        /// Offsets on the disks at which each size is tried, a list such as `[0, "4K"]`: multiples
+        /// of the block size.
         pub offsets: Vec<u64>,
-        /// Threads for each disk, 1 to 64, each with a part of its own of the disk.
+        /// Threads for each disk, 1 to 64. Each thread has its own part of the disk.
         #[default = "1"]
         #[serde(default = "one")]
         pub threads: u32,

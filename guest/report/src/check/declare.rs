@@ -1,13 +1,15 @@
-//! The declaration of a kind of check: its struct, with all that the reference says of it.
+//! Declares a kind of check: its struct, with its description for the reference.
 
 /// Declares a kind of check.
 ///
-/// The struct's comment is its [`super::Described::ABOUT`], each field is a key, and a field's comment is what the key means. The
-/// first text is the value of `kind`, the second the check's name in the report, with the keys' values and what follows `with`.
-/// A key that a table may lack has the attribute `default`, with what the reference says of it.
+/// The struct's comment is its [`super::Described::ABOUT`], each field is a key, and a field's
+/// comment is the key's description. The first string is the value of `kind`, the second the
+/// check's name in the report, which may contain the keys' values and the arguments after `with`.
+/// An optional key has the attribute `default`, with the text for the reference.
 ///
-/// A field with `= READER` is read by that function of [`super::Keys`] and the key's name. If all have one, the macro implements
-/// [`super::CheckKind`], with the items that follow the struct; else the file does.
+/// A field with `= READER` is read by that function, which gets [`super::Keys`] and the key's name.
+/// If all fields have one, the macro implements [`super::CheckKind`], with the items that follow
+/// the struct; otherwise the file does.
 macro_rules! check {
     (
         $(#[doc = $about:literal])+
@@ -66,7 +68,7 @@ macro_rules! check {
                 $(#[serde($($serde)+)])?
                 pub $field: $type,
             )+
-            /// As [`Described::seconds`](crate::Described::seconds).
+            /// See [`Described::seconds`](crate::Described::seconds).
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub seconds: Option<u32>,
         }

@@ -1,4 +1,4 @@
-//! What is expected of a command or a program.
+//! The expectations of a command or a program.
 
 use regex_lite::Regex;
 use serde::{Deserialize, Serialize};
@@ -6,29 +6,31 @@ use toml::Spanned;
 
 use super::{Buffer, Key, Keys, TableError};
 
-/// What a command or a program must do to pass.
+/// The conditions under which a command or a program passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Expectation {
     /// Exit status that passes.
     pub status: i32,
-    /// Whether a lab's caller asked for it, who judges what it prints and its exit status ([`crate::Measure::status`]): any passes, and it
-    /// has no `timeout`. No scenario can ask for that.
+    /// `true` if a lab's caller requested it, who judges its output and its exit status
+    /// ([`crate::Measure::status`]): any status passes, and it has no `timeout`. No scenario can
+    /// request that.
     pub judged_by_caller: bool,
-    /// Texts that must all appear in what it prints.
+    /// Texts that must all appear in its output.
     pub expect: Vec<String>,
-    /// Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.
+    /// Regular expressions that must all match in its output; `^` and `$` are the ends of a line.
     pub matches: Vec<String>,
-    /// Texts that must all appear in the kernel's log meanwhile. A complaint with one of them is no failure of the check.
+    /// Texts that must all appear in the kernel's log during the check. A complaint with one of
+    /// them does not fail the check.
     pub kernel: Vec<String>,
-    /// Where the data that it moves must lie, all of it, as the devices' counters show.
+    /// Memory that must hold all data that it moves, according to the devices' counters.
     pub through: Option<Buffer>,
-    /// Whether a run shows what it prints, which is reported also if it passes.
+    /// Show its output during the run, and report it even if the check passes.
     pub show: bool,
 }
 
 impl Expectation {
-    /// The placeholder of the memory that the data must lie in, if it is a device's.
+    /// Returns the placeholder of the memory that the data must lie in, if it is a device's.
     pub(super) fn memory(&self) -> Option<String> {
         match &self.through {
             Some(Buffer::P2pmem(provider)) => Some(format!("{{{provider}:p2pmem}}")),
@@ -38,26 +40,26 @@ impl Expectation {
 
     pub(super) const KEYS: &[Key] = &[
         Key::required("status", "Exit status that passes.").or("0"),
-        Key::required("expect", "Texts that must all appear in what it prints.").or("none"),
+        Key::required("expect", "Texts that must all appear in its output.").or("none"),
         Key::required(
             "matches",
-            "Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.",
+            "Regular expressions that must all match in its output; `^` and `$` are the ends of a line.",
         )
         .or("none"),
         Key::required(
             "kernel",
-            "Texts that must all appear in the kernel's log meanwhile. A complaint with one of them does not fail the check.",
+            "Texts that must all appear in the kernel's log during the check. A complaint with one of them does not fail the check.",
         )
         .or("none"),
         Key::required(
             "through",
-            "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`. The counters of the devices tell, and, where \
-             they cannot tell two providers apart, what the command has opened to allocate memory and what processes held before.",
+            "Memory that must hold all data that it moves: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`. The counters of the devices decide. If \
+             they cannot distinguish two providers, the files that the command has opened to allocate memory decide, and those that processes held before.",
         )
         .or("anywhere"),
         Key::required(
             "show",
-            "Whether `peerbar run` shows what it prints, and its results have that also if it passes.",
+            "Show its output in `peerbar run`, and keep it in the results even if the check passes.",
         )
         .or("false"),
     ];
@@ -80,10 +82,10 @@ impl Expectation {
     }
 }
 
-/// A regular expression that must match in a text of many lines.
+/// Compiles a regular expression that must match in a text of many lines.
 ///
 /// # Errors
-/// Why it is none.
+/// The reason why it is invalid.
 pub fn line_pattern(text: &str) -> Result<Regex, regex_lite::Error> {
     Regex::new(&format!("(?m){text}"))
 }

@@ -7,59 +7,59 @@ use super::inventory::fits;
 use super::{CheckKind, Keys, PAGE, Pair, TableError, check};
 use crate::{NvmeDevice, Size};
 
-/// The smallest disk that mkfs.xfs takes.
+/// The smallest disk that mkfs.xfs accepts.
 const LEAST_XFS: u64 = 300 << 20;
-/// What a file system keeps to itself: these bytes, and an eighth of the disk.
+/// The share of a disk that a file system needs for itself: these bytes, and an eighth of the disk.
 const OVERHEAD: u64 = 16 << 20;
 
 check! {
-    /// Data is read from disks into GPU memory, verified there, and written back.
+    /// Reads data from disks into GPU memory, verifies it there, and writes it back.
     "gpu-file": "{} to VRAM of {gpu} and back{}{}{}" with (
         disks.join(" and "), on.suffix(), by.suffix(), if *bounce { ", bounced" } else { "" }
     )
     pub struct GpuFile {
         /// Name of a `[[gpu]]`.
         pub gpu: String,
-        /// Names of `[[nvme]]`s, a list; all are used at once.
+        /// Names of `[[nvme]]`s, a list. All are used at once.
         pub disks: Vec<String>,
-        /// What the data lies in on the disks: `raw`, `ext4` or `xfs`. A file system is created for the check and takes
-        /// `tools = true` at the top.
+        /// Format of the disks: `raw`, `ext4` or `xfs`. A file system is created for the check,
+        /// which requires `tools = true` at the top.
         #[default = "raw"]
         #[serde(default)]
         pub on: Medium,
-        /// How the transfers are asked for: `pread` or `io-uring`.
+        /// System calls for the transfers: `pread` or `io-uring`.
         #[default = "pread"]
         #[serde(default)]
         pub by: Calls,
-        /// Whether all of the data bounces in guest RAM, as the control.
+        /// Bounce all of the data in guest RAM, as the control.
         #[default = "false"]
         #[serde(default)]
         pub bounce: bool,
-        /// Sizes of the single transfers, a list such as `["4K", "1M"]`: multiples of 4K.
+        /// Transfer sizes, a list such as `["4K", "1M"]`: multiples of 4K.
         pub sizes: Vec<u64>,
         /// Offsets on the disks at which each size is tried, a list such as `[0, "4K"]`: multiples of the block size.
         pub offsets: Vec<u64>,
-        /// Threads for each disk, 1 to 64, each with a part of its own of the disk.
+        /// Threads for each disk, 1 to 64. Each thread has its own part of the disk.
         #[default = "1"]
         #[serde(default = "super::copy::one")]
         pub threads: u32,
     }
 }
 
-/// What data lies in on a disk.
+/// The format of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Medium {
-    /// Nothing: the block device itself.
+    /// The block device itself.
     #[default]
     Raw,
-    /// A file of ext4. Needs the tools root.
+    /// A file on ext4. Requires the tools root.
     Ext4,
-    /// A file of XFS. Needs the tools root.
+    /// A file on XFS. Requires the tools root.
     Xfs,
 }
 
-/// How transfers are asked for.
+/// The system calls for transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Calls {
@@ -71,7 +71,7 @@ pub enum Calls {
 }
 
 impl Medium {
-    /// What the check's name has of it.
+    /// Returns its part of the check's name.
     fn suffix(self) -> &'static str {
         match self {
             Medium::Raw => "",
@@ -82,7 +82,7 @@ impl Medium {
 }
 
 impl Calls {
-    /// What the check's name has of them.
+    /// Returns its part of the check's name.
     fn suffix(self) -> &'static str {
         match self {
             Calls::Pread => "",
@@ -145,7 +145,7 @@ impl CheckKind for GpuFile {
     }
 }
 
-/// What the data lies in. Programs of the tools root make file systems.
+/// Reads the format. File systems are made by programs of the tools root.
 fn medium(keys: &mut Keys<'_, '_>) -> Result<Medium, TableError> {
     let tools = keys.inventory.tools;
     match keys.optional::<Medium>("on")? {
@@ -157,7 +157,7 @@ fn medium(keys: &mut Keys<'_, '_>) -> Result<Medium, TableError> {
     }
 }
 
-/// Bytes that files on `disk` can have.
+/// Returns the bytes that files on `disk` can have.
 fn capacity(on: Medium, disk: &NvmeDevice) -> Result<u64, String> {
     let bytes = disk.disk_bytes;
     let kept = (bytes / 8).saturating_add(OVERHEAD);

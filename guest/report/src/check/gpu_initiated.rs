@@ -9,23 +9,28 @@ use toml::Spanned;
 
 use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check};
 
-/// Commands in progress of a queue, if the table says nothing, and how many there may be: queues are of 512 entries.
+/// Default number of commands in progress of a queue, and the limits: queues have 512 entries.
 const DEPTH: u16 = 32;
 const DEPTHS: RangeInclusive<u16> = 1..=511;
-/// How many pairs of queues there may be.
+/// Allowed numbers of queue pairs.
 const QUEUES: RangeInclusive<u8> = 1..=4;
 
 check! {
-    /// The GPU has pairs of queues of the disk in its memory and reads blocks by them: it writes the submission entries and the doorbells and
-    /// polls the completions. A program of the guest has the disk by vfio-pci, makes the queues and puts commands on the GPU's
-    /// channels. The devices' counters must show that, while the GPU reads, all NVMe commands came out of the GPU's memory and no data went
-    /// elsewhere, that the GPU wrote the doorbells of which it says so, that QEMU wrote no doorbell of the disk but those that it passes on from the GPU
-    /// through the root, and that the disk raised no interrupt; before, while Linux' own driver uses the disk, both must be counted; with bus addresses also that nothing went by way of the root. A disk with
-    /// `poll = "always"` has its doorbells in memory, where it cannot count who writes: the check says so. A GPU with its own driver raises an
-    /// interrupt of its own at the end of each launch of 1000 reads. The check says how many reads a second there are,
-    /// and how long the host's processors work as those of the guest for each, beside the same reads by pread(2) and io_uring through Linux'
-    /// drivers and by a driver in user space, whose queue takes 63 at a time at most. The processor time of the program is by the guest's clock,
-    /// which runs on while the host makes the guest wait.
+    /// Lets the GPU read blocks of the disk by itself: it has pairs of the disk's queues in its
+    /// memory, writes submission entries and doorbells, and polls the completions. A program in the
+    /// guest drives the disk by vfio-pci, makes the queues and puts commands on the GPU's channels.
+    /// The devices' counters must show that, while the GPU reads, all NVMe commands came out of the
+    /// GPU's memory and no data went elsewhere, that the GPU wrote as many doorbells as it reports,
+    /// that QEMU wrote no doorbell of the disk except those that it passes on from the GPU through
+    /// the root, and that the disk raised no interrupt. Doorbells and interrupts must both be
+    /// counted before, while Linux' own driver uses the disk. With bus addresses, nothing may go
+    /// through the root. A disk with `poll = "always"` has its doorbells in memory, where it cannot
+    /// count who writes them; the check then says so. A GPU with its own driver raises an interrupt
+    /// at the end of each launch of 1000 reads. The check reports the reads per second, and the
+    /// time that the host's processors work for the guest for each read, and compares them with the
+    /// same reads by pread(2) and io_uring through Linux' drivers and by a driver in user space,
+    /// whose queue takes at most 63 at a time. The processor time of the program is measured by the
+    /// guest's clock, which runs on while the host makes the guest wait.
     "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}, {backend}{}{}{}" with (
         if *queues == 1 { String::new() } else { format!(", by {queues} queues at once") },
         fault.map(|code| format!(", to fault {code}")).unwrap_or_default(),
@@ -34,59 +39,65 @@ check! {
     pub struct GpuInitiated {
         /// Name of a `[[gpu]]`. The contents of its memory are lost.
         pub gpu: String,
-        /// Name of an `[[nvme]]`. Its data are lost.
+        /// Name of an `[[nvme]]`. Its data is lost.
         pub disk: String,
-        /// The most commands in progress of a queue, 1 to 511.
+        /// Maximum number of commands in progress of a queue, 1 to 511.
         #[default = "`32`"]
         #[serde(default = "default_depth")]
         pub depth: u16,
-        /// How many pairs of queues the GPU drives at once, 1 to 4, each by a channel of its own with 8 MiB of its memory.
+        /// Number of queue pairs that the GPU drives at once, 1 to 4. Each uses its own channel and
+        /// 8 MiB of the GPU's memory.
         #[default = "`1`"]
         #[serde(default = "default_queues")]
         pub queues: u8,
-        /// How disk and GPU find each other: `"io"`, by I/O addresses through the root, or `"bus"`, by bus addresses below the switch
-        /// that they share.
+        /// Addresses by which disk and GPU find each other: `"io"`, I/O addresses through the root,
+        /// or `"bus"`, bus addresses below the switch that they share.
         #[default = "`\"io\"`"]
         #[serde(default)]
         pub addresses: QueueAddresses,
-        /// The GPU's driver: `"vfio"`, the program too, or `"peerbar-gpu"`, its own driver, which imports the disk's registers as a
-        /// dma-buf. That takes bus addresses.
+        /// The GPU's driver: `"vfio"`, the program itself, or `"peerbar-gpu"`, its own driver,
+        /// which imports the disk's registers as a dma-buf and requires bus addresses.
         #[default = "`\"vfio\"`"]
         #[serde(default)]
         pub driver: GpuDriver,
-        /// `"type1"`, a container with groups, or `"iommufd"`.
+        /// The kernel's interface: `"type1"`, a container with groups, or `"iommufd"`.
         #[default = "`\"type1\"`"]
         #[serde(default)]
         pub backend: VfioBackend,
-        /// The fault with which the GPU must end its launch (`devices/gpu/INTERFACE.md`), where a rule breaks its order. A rule must have
-        /// injected a fault by then. Takes `driver = "vfio"`.
+        /// The fault with which the GPU must end its launch (`devices/gpu/INTERFACE.md`) because a
+        /// rule breaks its order. A rule must have injected a fault by then. Requires
+        /// `driver = "vfio"`.
         #[default = "none"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub fault: Option<u8>,
-        /// Whether each way to read is measured in five rounds or more (fewer on a busy host), and the guest asleep for a second. The
-        /// median of the rounds counts. Otherwise there is one round of 1000 reads.
+        /// Measure each way to read in five rounds or more (fewer on a busy host), and the idle
+        /// guest for a second. The median of the rounds counts. Otherwise there is one round of
+        /// 1000 reads.
         #[default = "`false`"]
         #[serde(default)]
         pub figures: bool,
-        /// Whether the disk is reset in place of the measured reads, while the GPU waits for queues that the disk has deleted: the launch must
-        /// end with fault 257, and new queues must work. Then it is reset, closed and disabled while the counters show that commands of a launch are in
-        /// progress: the launch must end with fault 7 or, unless disabled, 257, queues and data must stay as they are, and new queues must
-        /// work. Takes `driver = "peerbar-gpu"`, and a disk of 16 MiB or more with blocks of 512 bytes and these `faults`:
-        /// `delay command read lba=16384..24576 by=10s`, `delay completion read lba=24576..32768 by=10s`.
+        /// Reset the disk in place of the measured reads, while the GPU waits for queues that the
+        /// disk has deleted: the launch must end with fault 257, and new queues must work. Then the
+        /// disk is reset, closed and disabled while the counters show that commands of a launch are
+        /// in progress: the launch must end with fault 7 or, unless disabled, 257, queues and data
+        /// must stay as they are, and new queues must work. Requires `driver = "peerbar-gpu"`, and
+        /// a disk of 16 MiB or more with blocks of 512 bytes and these `faults`:
+        /// `delay command read lba=16384..24576 by=10s`,
+        /// `delay completion read lba=24576..32768 by=10s`.
         #[default = "`false`"]
         #[serde(default)]
         pub reset: bool,
     }
 }
 
-/// By which addresses a disk and a GPU find each other.
+/// The addresses by which a disk and a GPU find each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueAddresses {
-    /// Those of an I/O address space, which the root translates.
+    /// I/O addresses, which the root translates.
     #[default]
     Io,
-    /// Those of the bus, by which a switch routes.
+    /// Bus addresses, by which a switch routes.
     Bus,
 }
 
@@ -180,7 +191,7 @@ fn default_queues() -> u8 {
     1
 }
 
-/// A number within these bounds.
+/// Checks that a number is within these bounds.
 fn number<N>(
     keys: &mut Keys<'_, '_>,
     key: &str,

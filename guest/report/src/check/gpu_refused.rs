@@ -3,8 +3,9 @@
 use super::{Keys, Pair, check};
 
 check! {
-    /// The kernel has no route from the disk to the GPU's memory: transfers and mappings of dma-bufs are refused with the reason,
-    /// and all transfers bounce where a bounce is allowed.
+    /// Without a route in the kernel from the disk to the GPU's memory, transfers and mappings of
+    /// dma-bufs must be refused with the reason, and all transfers must bounce if a bounce is
+    /// allowed.
     "gpu-refused": "no peer to peer from {disk} to VRAM of {gpu}"
     pub struct GpuRefused {
         /// Name of a `[[gpu]]`.

@@ -1,4 +1,4 @@
-//! What checks can name: the devices of a scenario, and the machine around them.
+//! The devices of a scenario that checks can name, and the machine around them.
 
 use std::time::Duration;
 
@@ -8,11 +8,13 @@ use super::{Buffer, TableError};
 use crate::placeholder::{fill_in, of_disk, of_gpu, of_nic, unknown_placeholder};
 use crate::{Gpu, Nic, NvmeDevice, Size};
 
-/// Most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 unless set, of 64 bytes.
+/// The most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 by
+/// default, of 64 bytes.
 const QUEUE_BYTES: u64 = 64 << 10;
-/// Bytes of an RDMA end's memory around what it transfers: `MARGIN` of `guest/rdma-end`, before and behind.
+/// Bytes of an RDMA end's memory before and behind its transfers: `MARGIN` of `guest/rdma-end`,
+/// twice.
 const AROUND_TRANSFER: u64 = 2 * 4096;
-/// The unit in which the GPU's driver gives memory: `PB_GPU_PAGE` of `guest/gpu-driver`.
+/// The unit in which the GPU's driver allocates memory: `PB_GPU_PAGE` of `guest/gpu-driver`.
 const VRAM_UNIT: u64 = 64 << 10;
 
 /// The devices of a scenario, and the machine around them.
@@ -26,14 +28,14 @@ pub struct Inventory {
     pub nics: Vec<Nic>,
     /// The guest's processors.
     pub cpus: u32,
-    /// Whether there is a tools root.
+    /// `true` if there is a tools root.
     pub tools: bool,
-    /// How long the guest may run.
+    /// Time limit of the guest.
     pub timeout: Duration,
 }
 
 impl Inventory {
-    /// The controller of this name.
+    /// Returns the controller of this name.
     ///
     /// # Errors
     /// There is none.
@@ -42,7 +44,7 @@ impl Inventory {
         found.ok_or_else(|| unknown("nvme", &name, self.nvmes.iter().map(|nvme| &*nvme.name)))
     }
 
-    /// The GPU of this name.
+    /// Returns the GPU of this name.
     ///
     /// # Errors
     /// There is none.
@@ -51,15 +53,15 @@ impl Inventory {
         found.ok_or_else(|| unknown("gpu", &name, self.gpus.iter().map(|gpu| &*gpu.name)))
     }
 
-    /// The GPU of this name, if it is a GPU's.
+    /// Returns the GPU of this name, or `None` if the name is not a GPU's.
     pub fn find_gpu(&self, name: &str) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.name == name)
     }
 
-    /// The name, if it is a disk's or a GPU's.
+    /// Returns the name, if it is a disk's or a GPU's.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such device.
     pub fn device(&self, name: Spanned<String>) -> Result<String, TableError> {
         match self.find_gpu(name.get_ref()) {
             Some(gpu) => Ok(gpu.name.clone()),
@@ -67,7 +69,7 @@ impl Inventory {
         }
     }
 
-    /// The adapter of this name.
+    /// Returns the adapter of this name.
     ///
     /// # Errors
     /// There is none.
@@ -76,10 +78,10 @@ impl Inventory {
         found.ok_or_else(|| unknown("nic", &name, self.nics.iter().map(|nic| &*nic.name)))
     }
 
-    /// Checks that each placeholder of `text` stands for something in the guest.
+    /// Checks that each placeholder of `text` is defined in the guest.
     ///
     /// # Errors
-    /// The first one that does not, and which there are.
+    /// The first one that is not, and the defined ones.
     pub fn check_placeholders(&self, text: &str) -> Result<(), String> {
         let disks = self
             .nvmes
@@ -95,7 +97,7 @@ impl Inventory {
         fill_in(text, check).map(drop)
     }
 
-    /// A text whose placeholders all stand for something.
+    /// Returns a text whose placeholders are all defined.
     ///
     /// # Errors
     /// As for [`Inventory::check_placeholders`].
@@ -105,10 +107,10 @@ impl Inventory {
         Ok(text.into_inner())
     }
 
-    /// The name of a device that has p2pmem.
+    /// Returns the name of a device that has p2pmem.
     ///
     /// # Errors
-    /// No such device, or it has none.
+    /// There is no such device, or it has no p2pmem.
     pub fn provider(&self, name: Spanned<String>) -> Result<String, TableError> {
         let at = name.span();
         if let Some(gpu) = self.find_gpu(name.get_ref()) {
@@ -135,7 +137,7 @@ impl Inventory {
         Ok(nvme.name.clone())
     }
 
-    /// A buffer whose p2pmem, if any, is there.
+    /// Returns a buffer whose p2pmem, if any, exists.
     ///
     /// # Errors
     /// As for [`Inventory::provider`].
@@ -146,10 +148,10 @@ impl Inventory {
         Ok(buffer)
     }
 
-    /// Checks that `threads` buffers of each the largest of `sizes` fit the p2pmem that they are to lie in.
+    /// Checks that `threads` buffers of the largest of `sizes` fit into the buffer's p2pmem.
     ///
     /// # Errors
-    /// What does not fit.
+    /// Sizes that do not fit.
     pub fn holds(&self, buffer: &Buffer, sizes: &[u64], threads: u32) -> Result<(), String> {
         let Buffer::P2pmem(name) = buffer else {
             return Ok(());
@@ -171,17 +173,18 @@ impl Inventory {
         ))
     }
 
-    /// Checks that the buffer of an RDMA end for the largest of `sizes` fits the memory of each of `gpus`, which may name one twice.
+    /// Checks that the buffer of an RDMA end for the largest of `sizes` fits into the memory of
+    /// each of `gpus`, which may name one twice.
     ///
     /// # Errors
-    /// What does not fit.
+    /// Sizes that do not fit.
     pub fn vram_holds(&self, gpus: &[&str], sizes: &[u64]) -> Result<(), String> {
         let largest = largest(sizes);
         let buffer = largest.saturating_add(AROUND_TRANSFER);
         let buffer = buffer.checked_next_multiple_of(VRAM_UNIT);
         for gpu in &self.gpus {
             let buffers = gpus.iter().filter(|name| **name == gpu.name).count();
-            // The driver takes it out of the p2pmem, where the GPU has that.
+            // The driver takes it out of the p2pmem, if the GPU has p2pmem.
             let (memory, bytes) = match gpu.window {
                 true => ("VRAM", gpu.vram_bytes),
                 false => ("aperture", gpu.aperture_bytes),
@@ -200,7 +203,8 @@ impl Inventory {
         Ok(())
     }
 
-    /// Bytes of p2pmem that the device `name` has, and how many of them queues may take, one for each processor.
+    /// Returns the bytes of p2pmem that the device `name` has, and the bytes of it that queues may
+    /// take, one for each processor.
     fn pool(&self, name: &str) -> (u64, u64) {
         if let Some(gpu) = self.find_gpu(name) {
             return (gpu.aperture_bytes, 0);
@@ -221,11 +225,11 @@ fn unknown<'a>(
     TableError::unknown(name.span(), message, name.get_ref(), known)
 }
 
-/// Checks that a disk of `bytes` holds `threads * 2 * (largest offset + largest size)` bytes: two areas for each thread, since
-/// the target's offset differs from the source's.
+/// Checks that a disk of `bytes` holds `threads * 2 * (largest offset + largest size)` bytes: two
+/// areas for each thread, since the target's offset differs from the source's.
 ///
 /// # Errors
-/// What does not fit.
+/// Sizes that do not fit.
 pub(super) fn fits(sizes: &[u64], offsets: &[u64], threads: u32, bytes: u64) -> Result<(), String> {
     let area = largest(offsets).checked_add(largest(sizes));
     let needed = area.and_then(|area| area.checked_mul(2 * u64::from(threads)));

@@ -1,4 +1,4 @@
-//! Memory and DMA of a peer-to-peer transfer.
+//! The two devices of a peer-to-peer transfer.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The pair of these two.
+    /// Makes the pair of these two.
     pub fn of(provider: &str, client: &str) -> Self {
         Self {
             provider: provider.to_owned(),
@@ -23,13 +23,14 @@ impl Pair {
         }
     }
 
-    /// Whether `name` is one of both.
+    /// Returns `true` if `name` is one of the two.
     pub fn has(&self, name: &str) -> bool {
         self.provider == name || self.client == name
     }
 }
 
-/// Each p2pmem that placeholders in `texts` stand for, with each disk that they stand for.
+/// Returns each p2pmem that placeholders in `texts` refer to, combined with each disk that they
+/// refer to.
 pub(super) fn named_in<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Pair> {
     let keys: Vec<String> = texts.into_iter().flat_map(keys).collect();
     let mut pairs = Vec::new();

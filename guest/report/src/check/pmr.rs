@@ -3,9 +3,10 @@
 use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check};
 
 check! {
-    /// A GPU's copy engine reads and writes the Persistent Memory Region of a disk from peer to peer, amid resets of the disk too.
-    /// What an earlier run of the check has left must still be there, also after a restart of guest and server; a region without
-    /// that must be empty. It takes a guest with an IOMMU: vfio-pci has the disk meanwhile.
+    /// Lets a GPU's copy engine read and write the Persistent Memory Region of a disk peer to peer,
+    /// also during resets of the disk. Data that an earlier run of the check has left must still be
+    /// there, even after a restart of guest and server; a region without such data must be empty.
+    /// Requires a guest with an IOMMU, because vfio-pci has the disk during the check.
     "pmr": "{gpu} and the PMR of {disk}"
     pub struct Pmr {
         /// Name of an `[[nvme]]` with a `pmr` of 2M or more.

@@ -3,7 +3,8 @@
 use super::{Keys, check};
 
 check! {
-    /// A mapping of more than the provider's pool holds fails with ENOMEM when it is made or used.
+    /// Checks that a mapping of more than the provider's pool holds fails with ENOMEM when it is
+    /// made or used.
     "pool-exhausted": "more than the p2pmem of {provider} is refused"
     pub struct PoolExhausted {
         /// Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`.

@@ -1,4 +1,4 @@
-//! `probe`: what becomes of DMA between two devices.
+//! `probe`: the outcome of DMA between two devices.
 
 use std::fmt;
 
@@ -8,23 +8,25 @@ use toml::Spanned;
 use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check, rdma};
 
 check! {
-    /// Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome. Only success with wrong
-    /// data fails.
+    /// Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome.
+    /// Only success with wrong data fails.
     "probe": "{client} to the memory of {provider}{by}"
     pub struct Probe {
-        /// Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`: the one with the memory.
+        /// Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`: the device with the memory.
         pub provider: String,
-        /// Name of an `[[nvme]]` or a `[[gpu]]`, or by verbs of a `[[nic]]`: the one with the DMA. A disk may be its own provider.
+        /// Name of an `[[nvme]]` or a `[[gpu]]`, or with `by = "verbs"` of a `[[nic]]`: the device
+        /// with the DMA. A disk may be its own provider.
         pub client: String,
-        /// The driver that asks for the DMA: `"kernel"`; for a disk and a GPU `"vfio"`, which is a driver in user space; for a `[[nic]]` and a GPU
-        /// `"verbs"`, which is a program that moves data within the GPU's memory and takes `tools = true` at the top.
+        /// The driver that requests the DMA: `"kernel"`; for a disk and a GPU `"vfio"`, a driver in
+        /// user space; for a `[[nic]]` and a GPU `"verbs"`, a program that moves data within the
+        /// GPU's memory and requires `tools = true` at the top.
         #[default = "`\"kernel\"`"]
         #[serde(default)]
         pub by: ProbeDriver,
     }
 }
 
-/// The driver that asks the client of a probe for DMA.
+/// The driver that requests a probe's DMA from the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeDriver {
@@ -33,7 +35,7 @@ pub enum ProbeDriver {
     Kernel,
     /// A driver in user space, by vfio-pci with type 1.
     Vfio,
-    /// A program with libibverbs, of an RDMA adapter.
+    /// A program with libibverbs, for an RDMA adapter.
     Verbs,
 }
 

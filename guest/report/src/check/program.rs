@@ -1,4 +1,4 @@
-//! `program`: a program of the user's own, from the host.
+//! `program`: a user's own program, from the host.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,16 +9,17 @@ use toml::Spanned;
 
 use super::{CheckKind, Described, Expectation, Key, Keys, Pair, TableError, pair};
 
-/// What stands for the folder of peerbar's own programs at the start of a [`Program::path`].
+/// Start of a [`Program::path`] that stands for the folder of peerbar's own programs.
 pub const OWN_PROGRAMS: &str = "{peerbar}/";
 
-/// A program of the host's, as a check.
+/// A program from the host, as a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// The program's file on the host, or the folder that it is in; relative to the scenario. After [`OWN_PROGRAMS`], one of peerbar's.
+    /// The program's file on the host, or its folder, relative to the scenario. With
+    /// [`OWN_PROGRAMS`] at its start, one of peerbar's programs.
     pub path: String,
-    /// In a folder, the program's path from there.
+    /// The program's path in the folder, if `path` is a folder.
     #[serde(default)]
     pub program: Option<String>,
     /// A line for the host's `sh -c` that builds it.
@@ -27,25 +28,25 @@ pub struct Program {
     /// Its arguments, with [placeholders](crate::fill_in).
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// Variables of its environment, whose values have placeholders, too.
+    /// Environment variables, whose values may have placeholders, too.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
-    /// As [`CheckKind::kills`].
+    /// See [`CheckKind::kills`].
     #[serde(default)]
     pub loses: Option<String>,
-    /// Folder in the guest that has what `path` brings, once that is known.
+    /// The folder in the guest with the content of `path`, once it is known.
     #[serde(default)]
     pub folder: String,
-    /// What it must do.
+    /// The expectations.
     #[serde(default)]
     pub expected: Expectation,
-    /// As [`Described::seconds`].
+    /// See [`Described::seconds`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<u32>,
 }
 
 impl Program {
-    /// The program's file, from the folder on that has it in the guest.
+    /// Returns the program's file, from its folder in the guest on.
     pub fn file(&self) -> &str {
         self.program
             .as_deref()
@@ -69,15 +70,15 @@ impl fmt::Display for Program {
 
 impl Described for Program {
     const KIND: &'static str = "program";
-    const ABOUT: &'static str = "Runs a program of your own, from the host, in the tools root, which takes `tools = true` at the \
+    const ABOUT: &'static str = "Runs a program of your own, from the host, in the tools root, which requires `tools = true` at the \
         top of the scenario.";
     const KEYS: &'static [Key] = &[
         Key::required(
             "path",
-            "The program's file on the host, or a folder with it and what it needs; relative to the scenario. `{peerbar}` at its start is the folder \
+            "The program's file on the host, or a folder with it and its other files, relative to the scenario. `{peerbar}` at its start is the folder \
              of peerbar's own programs.",
         ),
-        Key::required("program", "In a folder, the program's path from there.")
+        Key::required("program", "The program's path in the folder, if `path` is a folder.")
             .or("`path` is the program"),
         Key::required(
             "build",
@@ -87,17 +88,17 @@ impl Described for Program {
         .or("nothing is built"),
         Key::required(
             "arguments",
-            "Its arguments, in which `{NAME}` and `{NAME:PART}` stand for devices.",
+            "Its arguments, in which `{NAME}` and `{NAME:PART}` are placeholders for devices.",
         )
         .or("none"),
         Key::required(
             "environment",
-            "Variables of its environment, `{ NAME = \"value\" }`; values have placeholders, too.",
+            "Environment variables, `{ NAME = \"value\" }`. Values may have placeholders, too.",
         )
         .or("`PATH`, `HOME` and `LC_ALL`"),
         Key::required(
             "loses",
-            "Name of a `[[gpu]]` or `[[nvme]]` whose server one of peerbar's own programs may kill. Checks that follow can only use what is left.",
+            "Name of a `[[gpu]]` or `[[nvme]]` whose server one of peerbar's own programs may kill. Later checks can only use the other devices.",
         )
         .or("none"),
     ];
@@ -145,7 +146,7 @@ impl CheckKind for Program {
     }
 }
 
-/// The program's path in the folder, which must stay there.
+/// Reads the program's path in the folder, which must stay inside of it.
 fn program(keys: &mut Keys<'_, '_>) -> Result<Option<String>, TableError> {
     let Some(program) = keys.optional::<String>("program")? else {
         return Ok(None);
@@ -185,7 +186,7 @@ fn environment(keys: &mut Keys<'_, '_>) -> Result<BTreeMap<String, String>, Tabl
     variables.collect()
 }
 
-/// A word with placeholders, as a process can have it.
+/// Checks a word with placeholders that becomes an argument or a variable of a process.
 fn word(keys: &Keys<'_, '_>, word: Spanned<String>) -> Result<String, TableError> {
     if word.get_ref().contains('\0') {
         let message = "a NUL cannot be in an argument or a variable: leave it out";

@@ -3,8 +3,8 @@
 use super::{Keys, TableError, check};
 
 check! {
-    /// The submission queues of the device lie in its CMB: it fetches commands from its own memory, and none of the I/O
-    /// queues' from guest RAM.
+    /// Checks that the submission queues of the device lie in its CMB: it must fetch commands of
+    /// the I/O queues from its own memory, and none from guest RAM.
     "queues-in-cmb": "{device} has its queues in the CMB"
     pub struct QueuesInCmb {
         /// Name of an `[[nvme]]` with `cmb-queues = true`.

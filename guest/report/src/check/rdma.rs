@@ -10,26 +10,29 @@ use crate::{Completer, Direction, PayloadFlow, Size};
 
 /// The most that an adapter moves by one request.
 const LARGEST: u64 = 1 << 30;
-/// The packages of the verbs.
+/// The packages for verbs.
 pub(super) const PACKAGES: &[&str] = &["ibverbs-providers"];
 /// The program that uses them.
 pub(super) const PROGRAMS: &[&str] = &["peerbar-verbs"];
 
 check! {
-    /// Two queue pairs send to each other, write each other's memory and read it, by the guest's libibverbs, and compare each byte.
-    /// The adapters' counters show where the payload went. It takes `tools = true` at the top of the scenario.
+    /// Lets two queue pairs send to each other, write each other's memory and read it, by the
+    /// guest's libibverbs, and compares each byte. The adapters' counters show where the payload
+    /// went. Requires `tools = true` at the top of the scenario.
     "rdma": "RDMA from {from} by {nic} to {to} by {peer}"
     pub struct Rdma {
-        /// Name of a `[[nic]]`: the one that asks.
+        /// Name of a `[[nic]]`: the requester.
         pub nic: String,
         /// Name of the `[[nic]]` of the other queue pair.
         #[default = "the same"]
         pub peer: String,
-        /// The memory of the one that asks: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a `[[gpu]]`.
+        /// The memory of the requester: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a
+        /// `[[gpu]]`.
         pub from: RdmaMemory,
-        /// The memory of the other one.
+        /// The memory of the other adapter.
         pub to: RdmaMemory,
-        /// Sizes of the single transfers, a list such as `["4K", "1M"]`. Sends are left out where a message is smaller.
+        /// Transfer sizes, a list such as `["4K", "1M"]`. Sizes above the largest message are not
+        /// sent, only written and read.
         pub sizes: Vec<u64>,
     }
 }
@@ -45,7 +48,7 @@ pub enum RdmaMemory {
 }
 
 impl RdmaMemory {
-    /// The GPU whose memory it is.
+    /// Returns the GPU whose memory it is.
     pub fn gpu(&self) -> Option<&str> {
         match self {
             Self::Vram(gpu) => Some(gpu),
@@ -53,7 +56,7 @@ impl RdmaMemory {
         }
     }
 
-    /// Whose memory an adapter's counters call it.
+    /// Returns the owner of the memory in an adapter's counters.
     pub(super) fn completer(&self) -> Completer {
         match self {
             Self::Vram(_) => Completer::PeerBar,
@@ -90,16 +93,17 @@ impl fmt::Display for RdmaMemory {
 }
 
 impl Rdma {
-    /// The Debian packages of the guest's verbs.
+    /// The Debian packages for the guest's verbs.
     pub const PACKAGES: &[&str] = PACKAGES;
     /// The programs of this project that use them.
     pub const PROGRAMS: &[&str] = PROGRAMS;
 
-    /// Checks that each of `payload` bytes was read once from one side's memory and written once to the other's: by the adapters'
-    /// own count, in each direction, and of the memory that the sides are.
+    /// Checks that each of `payload` bytes was read once from one side's memory and written once to
+    /// the other's, by the adapters' own counts, in each direction, and that the memory was that of
+    /// the sides.
     ///
     /// # Errors
-    /// What the counters show instead.
+    /// The counters that differ.
     pub fn judge(&self, flows: &[PayloadFlow], payload: u64) -> Result<(), String> {
         if payload == 0 {
             return Err("the program has moved nothing".to_owned());
@@ -141,7 +145,7 @@ impl Rdma {
         Ok(())
     }
 
-    /// Its adapters in words.
+    /// Describes its adapters.
     fn adapters(&self) -> String {
         format!("{} and {}", self.nic, self.peer)
     }
@@ -206,7 +210,7 @@ impl CheckKind for Rdma {
     }
 }
 
-/// The key `sizes`, of transfers with a buffer in the memory of each of `gpus`.
+/// Reads the key `sizes` of transfers with a buffer in the memory of each of `gpus`.
 pub(super) fn sizes(
     keys: &mut Keys<'_, '_>,
     unit: u64,
@@ -227,7 +231,7 @@ pub(super) fn sizes(
     Ok(sizes)
 }
 
-/// Refuses a scenario without the root that libibverbs is in.
+/// Refuses a scenario without the tools root, which contains libibverbs.
 pub(super) fn needs_tools(keys: &Keys<'_, '_>) -> Result<(), TableError> {
     if keys.inventory.tools {
         return Ok(());

@@ -10,17 +10,21 @@ use super::{CheckKind, Keys, PAGE, Pair, TableError, check};
 use crate::{Completer, Direction, PayloadFlow, Size};
 
 check! {
-    /// A program reads a disk into a GPU's memory, moves that by RDMA to the memory of another GPU and writes it to another disk: by RDMA
-    /// writes, then by RDMA reads. The contents are compared on the second disk, which gets others before. The counters of disks, adapters and GPUs must show each
-    /// byte once at each of the four steps, between a device and a GPU's memory, and no byte in guest RAM. Each side is a process of its own.
-    /// It takes `tools = true` at the top of the scenario.
+    /// Reads a disk into a GPU's memory, moves the data by RDMA to the memory of another GPU and
+    /// writes it to another disk: first by RDMA writes, then by RDMA reads. The contents are
+    /// compared on the second disk, which has other contents before. The counters of disks,
+    /// adapters and GPUs must show each byte once at each of the four steps, between a device and a
+    /// GPU's memory, and no byte in guest RAM. Each side is a separate process. Requires
+    /// `tools = true` at the top of the scenario.
     "rdma-chain": "{from} to {to}"
     pub struct RdmaChain {
-        /// Where the data come from: `{ disk = "NAME", gpu = "NAME", nic = "NAME" }` with the names of an `[[nvme]]`, of a `[[gpu]]` and of a `[[nic]]`.
+        /// Source of the data: `{ disk = "NAME", gpu = "NAME", nic = "NAME" }` with the names of an
+        /// `[[nvme]]`, of a `[[gpu]]` and of a `[[nic]]`.
         pub from: RdmaChainSide,
-        /// Where they go. The disk's data are lost, as those of the other one.
+        /// Destination of the data. The data of both disks is lost.
         pub to: RdmaChainSide,
-        /// Sizes of the single transfers, a list such as `["4K", "1M"]`: multiples of 4K. They follow each other on the disks.
+        /// Transfer sizes, a list such as `["4K", "1M"]`: multiples of 4K. They follow each other
+        /// on the disks.
         pub sizes: Vec<u64>,
     }
 }
@@ -44,17 +48,18 @@ impl fmt::Display for RdmaChainSide {
 }
 
 impl RdmaChain {
-    /// Bytes of each disk that it uses: each size is moved in two ways.
+    /// Returns the bytes of each disk that it uses: each size is moved in two ways.
     pub fn disk_bytes(&self) -> u64 {
         let sum = self.sizes.iter().copied().fold(0, u64::saturating_add);
         sum.saturating_mul(2)
     }
 
-    /// Checks that each of `payload` bytes passed each of the four steps once, between a device and a GPU's memory, and that nothing
-    /// else moved: by the count of all devices but those that are `uncounted`.
+    /// Checks that each of `payload` bytes passed each of the four steps once, between a device and
+    /// a GPU's memory, and that nothing else moved, by the counts of all devices except those in
+    /// `uncounted`.
     ///
     /// # Errors
-    /// What the counters show instead.
+    /// The counters that differ.
     pub fn judge(
         &self,
         flows: &[PayloadFlow],
@@ -97,7 +102,8 @@ impl RdmaChain {
         }
     }
 
-    /// A side whose devices there are, of which the GPU shows its memory to disks, and the size and block of its disk.
+    /// Reads a side, whose devices must exist and whose GPU must expose its memory to disks. Also
+    /// returns the size and the block size of its disk.
     fn side(keys: &mut Keys<'_, '_>, key: &str) -> Result<(RdmaChainSide, u64, u64), TableError> {
         let side: Spanned<RdmaChainSide> = keys.required(key)?;
         let at = side.span();

@@ -1,21 +1,24 @@
-//! `rdma-completions`: completion queues in a buffer of the program's.
+//! `rdma-completions`: completion queues in a program's buffer.
 
 use toml::Spanned;
 
 use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check, rdma};
 
 check! {
-    /// A program has the adapter's completion queues in a buffer of its own, in guest RAM or in VRAM by a dma-buf, and polls them there by the
-    /// processor. The adapter's counters show whose memory the completions went to, and by which route: the figures are of those, not of
-    /// payload. With `loses` the GPU's server is killed while requests complete: the queue pairs are in error then, nothing hangs, no request
-    /// succeeds that was not carried out, and the adapter goes on. It takes Linux 7.3, and `tools = true` at the top of the scenario.
+    /// Puts the adapter's completion queues into a program's buffer, in guest RAM or in VRAM by a
+    /// dma-buf, and polls them there by the processor. The adapter's counters show whose memory the
+    /// completions went to, and by which route; the figures are those of completions, not of
+    /// payload. With `loses` the GPU's server is killed while requests complete: the queue pairs
+    /// must then be in error, nothing may hang, no request may succeed that was not executed, and
+    /// the adapter must continue to work. Requires Linux 7.3, and `tools = true` at the top of the
+    /// scenario.
     "rdma-completions": "completions of {nic} in {memory}{lost}" with (lost = if *loses { ", which is lost" } else { "" })
     pub struct RdmaCompletions {
         /// Name of a `[[nic]]`.
         pub nic: String,
         /// The memory of the queues: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a `[[gpu]]`.
         pub memory: RdmaMemory,
-        /// Whether the GPU dies meanwhile. Checks that follow cannot use it.
+        /// Kill the GPU's server during the check. Later checks cannot use the GPU.
         #[default = "`false`"]
         #[serde(default)]
         pub loses: bool,
@@ -27,17 +30,18 @@ check! {
 pub struct CompletionBytes {
     /// To other devices' memory.
     pub to_devices: u64,
-    /// To guest RAM: also those of admin commands, and events.
+    /// To guest RAM, including completions of admin commands, and events.
     pub to_guest_ram: u64,
 }
 
 impl RdmaCompletions {
-    /// Checks that the adapter has written `completions` of them, each once, to the memory of the queues.
+    /// Checks that the adapter has written `completions` of them, each once, to the memory of the
+    /// queues.
     ///
     /// # Errors
-    /// What the adapter's count shows instead.
+    /// The adapter's counts that differ.
     pub fn judge(&self, completions: u64, written: CompletionBytes) -> Result<(), String> {
-        /// Bytes of a completion.
+        /// Size of a completion in bytes.
         const LENGTH: u64 = 32;
         if completions == 0 {
             return Err("the program had no completions".to_owned());
@@ -87,7 +91,7 @@ impl CheckKind for RdmaCompletions {
         self.memory.gpu().filter(|_| self.loses)
     }
 
-    /// Its figures are of completions.
+    /// Returns the bytes of completions, which its figures are about.
     fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
         None
     }

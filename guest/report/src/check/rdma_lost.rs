@@ -1,4 +1,4 @@
-//! `rdma-lost`: an adapter, a GPU or the fabric dies.
+//! `rdma-lost`: the loss of an adapter, a GPU or the fabric.
 
 use std::fmt;
 
@@ -11,38 +11,45 @@ use crate::{Completer, Direction, PayloadFlow};
 
 /// The name of the fabric's server.
 const FABRIC: &str = "fabric";
-/// Where Linux warns that the objects of a program that ends are not destroyed: its EFA driver asks the adapter to, which is gone
-/// (drivers/infiniband/core/uverbs_main.c; drivers/infiniband/hw/efa/efa_verbs.c: `efa_destroy_qp`).
+/// A function in which Linux warns that the objects of a program that ends are not destroyed: its
+/// EFA driver asks the adapter, which is gone, to destroy them
+/// (drivers/infiniband/core/uverbs_main.c; drivers/infiniband/hw/efa/efa_verbs.c:
+/// `efa_destroy_qp`).
 const LEAKS_OBJECTS: &[&str] = &["uverbs_destroy_ufile_hw"];
 
 check! {
-    /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes or reads memory by the other, or sends to
-    /// it. The requests in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the
-    /// memory, and nothing beside it has changed, as far as that memory is left. No message comes twice, nor in part unless the memory that it
-    /// comes to dies. The adapters' counters show that what was acknowledged was moved, with that memory. What is left goes on: each adapter that
-    /// lives within itself, both with each other where the fabric lives. Checks that follow can only use what is left. The adapters may be in
-    /// two guests. It takes `tools = true` at the top of the scenario.
+    /// Kills the server of an adapter, of a GPU or of the fabric while one adapter writes or reads
+    /// memory through the other, or sends to it. Requests in progress and later ones must end with
+    /// the right kind of error, and nothing may hang. Acknowledged data must be in the memory, and
+    /// nothing else may have changed, as far as that memory is left. No message may arrive twice,
+    /// nor in part unless its destination's memory is lost. The adapters' counters must show that
+    /// the acknowledged data was moved, with that memory. The remaining parts must continue to
+    /// work: each remaining adapter by itself, and both with each other if the fabric is left.
+    /// Later checks can only use the remaining parts. The adapters may be in two guests. Requires
+    /// `tools = true` at the top of the scenario.
     "rdma-lost": "{loses} is lost amid RDMA {by} between {nic} and {peer}"
     pub struct RdmaLost {
-        /// Name of a `[[nic]]`: the one that asks.
+        /// Name of a `[[nic]]`: the requester.
         pub nic: String,
         /// Name of the `[[nic]]` of the other queue pair.
         pub peer: String,
-        /// The memory of the one that asks: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a `[[gpu]]`.
+        /// The memory of the requester: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a
+        /// `[[gpu]]`.
         pub from: RdmaMemory,
-        /// The memory of the other one.
+        /// The memory of the other adapter.
         pub to: RdmaMemory,
-        /// What dies: `peer`'s adapter or one of the GPUs by its name, or `"fabric"`.
+        /// The part to kill: `peer`'s adapter or one of the GPUs by its name, or `"fabric"`.
         pub loses: String,
-        /// The requests: `"writes"` from the memory of the one that asks to that of the other, `"reads"` the other way, or `"sends"` of messages of
-        /// 8928 bytes to receives of the other.
+        /// The requests: `"writes"` from the memory of the requester to that of the other adapter,
+        /// `"reads"` in the other direction, or `"sends"` of messages of 8928 bytes to receives of
+        /// the other adapter.
         #[default = "`\"writes\"`"]
         #[serde(default)]
         pub by: RdmaLoad,
     }
 }
 
-/// The requests of which a part dies.
+/// The requests during which a part is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RdmaLoad {
@@ -65,21 +72,22 @@ impl fmt::Display for RdmaLoad {
     }
 }
 
-/// Which part of a transfer dies.
+/// The part of a transfer that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdmaPart {
-    /// The adapter that is asked.
+    /// The responder's adapter.
     Peer,
-    /// The memory of the one that asks.
+    /// The memory of the requester.
     Source,
-    /// The memory of the one that is asked.
+    /// The memory of the responder.
     Target,
-    /// What joins the adapters.
+    /// The fabric that joins the adapters.
     Fabric,
 }
 
 impl RdmaLost {
-    /// Which part [`RdmaLost::loses`] names; none if it is none of the transfer.
+    /// Returns the part that [`RdmaLost::loses`] names, or `None` if it is not a part of the
+    /// transfer.
     pub fn part(&self) -> Option<RdmaPart> {
         let lost = Some(self.loses.as_str());
         match () {
@@ -91,12 +99,13 @@ impl RdmaLost {
         }
     }
 
-    /// Checks that the adapters moved the `acknowledged` bytes from the source to the target, by their own count up to the death and after it, and
-    /// none with other memory, but for guest RAM if others transferred that meanwhile. They may have moved more: packets are sent again, and
-    /// requests fail in the middle.
+    /// Checks that the adapters moved the `acknowledged` bytes from the source to the target, by
+    /// their own counts up to the loss and after it, and none with other memory, except guest RAM
+    /// if others transferred that at the same time. They may have moved more: packets are sent
+    /// again, and requests fail in the middle.
     ///
     /// # Errors
-    /// What the counters show instead.
+    /// The counters that differ.
     pub fn judge(
         &self,
         flows: &[PayloadFlow],
@@ -193,7 +202,7 @@ impl CheckKind for RdmaLost {
         }
     }
 
-    /// What is left is tried with guest RAM.
+    /// Returns `None`, since the remaining parts are tried with guest RAM.
     fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
         None
     }

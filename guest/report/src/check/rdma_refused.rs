@@ -1,4 +1,4 @@
-//! `rdma-refused`: what an RDMA adapter must refuse.
+//! `rdma-refused`: requests that an RDMA adapter must refuse.
 
 use toml::Spanned;
 
@@ -6,21 +6,24 @@ use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check, rdma};
 use crate::{Completer, Direction, PayloadFlow};
 
 check! {
-    /// A program asks an adapter for what it must refuse: access without rights, guessed keys, ranges beyond a region, regions that
-    /// are gone, queue pairs in a wrong state, messages too long for their receive or without one; with a GPU also of its memory, freed and revoked. No byte
-    /// may change, and the adapters work on. With `peer` another adapter is asked, which may be in another guest. The counters of the one that is
-    /// asked show what was permitted with that memory, and no other byte. It takes `tools = true` at the top of the scenario.
+    /// Sends an adapter requests that it must refuse: access without rights, guessed keys, ranges
+    /// beyond a region, deregistered regions, queue pairs in a wrong state, messages that are too
+    /// long for their receive or have none; with a GPU also requests for its memory after it was
+    /// freed or revoked. No byte may change, and the adapters must continue to work. With `peer`
+    /// the requests go to another adapter, which may be in another guest. The counters of the
+    /// responder must show the permitted data with that memory, and no other byte. Requires
+    /// `tools = true` at the top of the scenario.
     "rdma-refused": "what {asked} must refuse{whom}{with}" with (
         asked = peer.as_ref().unwrap_or(nic), whom = whom(nic, peer.as_deref()), with = with(gpu.as_deref())
     )
     pub struct RdmaRefused {
-        /// Name of a `[[nic]]`: the one that asks.
+        /// Name of a `[[nic]]`: the requester.
         pub nic: String,
-        /// Name of the `[[nic]]` that is asked.
+        /// Name of the `[[nic]]` of the responder.
         #[default = "`nic`"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub peer: Option<String>,
-        /// Name of a `[[gpu]]` whose memory is used, too: the memory of the one that is asked.
+        /// Name of a `[[gpu]]` whose memory is used, too, as the responder's memory.
         #[default = "none"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub gpu: Option<String>,
@@ -36,22 +39,23 @@ fn with(gpu: Option<&str>) -> String {
 }
 
 impl RdmaRefused {
-    /// The adapter that is asked.
+    /// Returns the responder's adapter.
     pub fn asked(&self) -> &str {
         self.peer.as_ref().unwrap_or(&self.nic)
     }
 
-    /// The memory of the one that is asked.
+    /// Returns the memory of the responder.
     pub fn memory(&self) -> RdmaMemory {
         let of_gpu = self.gpu.clone().map(RdmaMemory::Vram);
         of_gpu.unwrap_or(RdmaMemory::GuestRam)
     }
 
-    /// Checks that the adapter that is asked has `written` to its memory and `read` from it what was permitted, and moved no other payload, by its
-    /// own count. Of one that also asks, that with guest RAM is not told apart.
+    /// Checks that the responder's adapter has `written` to its memory and `read` from it the
+    /// permitted bytes, and moved no other payload, by its own counts. If it is also the requester,
+    /// its payload with guest RAM cannot be distinguished.
     ///
     /// # Errors
-    /// What the counters show instead.
+    /// The counters that differ.
     pub fn judge(&self, flows: &[PayloadFlow], written: u64, read: u64) -> Result<(), String> {
         let (asked, memory) = (self.asked(), self.memory());
         let asks_too = asked == self.nic;
@@ -108,7 +112,8 @@ impl CheckKind for RdmaRefused {
         gpu.map(|gpu| Pair::of(gpu, self.asked())).collect()
     }
 
-    /// Each of its requests has memory of the guest on one side or on both.
+    /// Returns the bytes with guest RAM: each of its requests has memory of the guest on one side
+    /// or on both.
     fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
         None
     }
@@ -139,7 +144,7 @@ mod tests {
             let flows = [written.clone(), read.clone(), more];
             check.judge(&flows, 20, 10)
         };
-        // The one that asks brings what it sends to be refused.
+        // The requester reads the data that it sends to be refused.
         assert_eq!(judged(flow("a", GuestRam, Read, 1000)), Ok(()));
         for (more, wanted) in [
             (

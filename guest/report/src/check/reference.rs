@@ -3,7 +3,8 @@
 use super::{KINDS, Kind};
 
 impl Kind {
-    /// The kind's section as Markdown: a heading of this level, what it checks, a table of its keys.
+    /// Returns the kind's section as Markdown: a heading of this level, its description, a table of
+    /// its keys.
     pub fn markdown(&self, level: usize) -> String {
         let mut text = format!(
             "{} `{}`\n\n{}\n\n",
@@ -20,7 +21,8 @@ impl Kind {
     }
 }
 
-/// The sections of all kinds as Markdown, each below a heading of this level, in the order of [`KINDS`].
+/// Returns the sections of all kinds as Markdown, each below a heading of this level, in the order
+/// of [`KINDS`].
 pub fn check_reference(level: usize) -> String {
     let sections: Vec<String> = KINDS.iter().map(|kind| kind.markdown(level)).collect();
     sections.join("\n")

@@ -1,6 +1,8 @@
-//! A `[[check]]` table of a scenario file: values by key, each with its span, and what is left over refused.
+//! A `[[check]]` table of a scenario file: values by key, each with its span. Remaining keys are
+//! refused.
 //!
-//! serde's tagged enums lose the span of a mistake, so kinds of checks take their values out of the table one by one.
+//! serde's tagged enums lose the span of a mistake, so kinds of checks take their values out of the
+//! table one by one.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -14,7 +16,7 @@ use super::{Buffer, Check, KINDS, Kind};
 use crate::similar::{all_of, did_you_mean};
 use crate::{Gpu, NvmeDevice, Size, Timeout, similar};
 
-/// Most threads of one check.
+/// Allowed numbers of threads of one check.
 const THREADS: std::ops::RangeInclusive<u32> = 1..=64;
 
 /// A key of a kind of check, for the reference.
@@ -22,14 +24,14 @@ const THREADS: std::ops::RangeInclusive<u32> = 1..=64;
 pub struct Key {
     /// The key.
     pub name: &'static str,
-    /// What it means.
+    /// Its description.
     pub about: &'static str,
-    /// Its value where the table has none; a key without one is required.
+    /// Its value if the table lacks it. A key without a default is required.
     pub default: Option<&'static str>,
 }
 
 impl Key {
-    /// A key that a table must have. Comments of code start with a space, so `about` may.
+    /// Makes a key that a table must have. `about` may start with a space, since doc comments do.
     pub const fn required(name: &'static str, about: &'static str) -> Self {
         Self {
             name,
@@ -38,42 +40,42 @@ impl Key {
         }
     }
 
-    /// The same key for a table that may lack it, and what stands for it then.
+    /// Makes the key optional. `default` describes its value if the table lacks it.
     pub const fn or(mut self, default: &'static str) -> Self {
         self.default = Some(default);
         self
     }
 }
 
-/// The keys that every kind has, beside `kind`.
+/// The keys that every kind has in addition to `kind`.
 pub const COMMON_KEYS: [Key; 2] = [
     Key::required(
         "name",
-        "What the table of results calls the check; no other has the name.",
+        "Name of the check in the table of results. Must be unique.",
     )
     .or("made from the kind and its keys"),
     Key::required(
         "timeout",
-        "How long it may take, as `\"90s\"`: less than the scenario's `timeout`.",
+        "Time limit, such as `\"90s\"`: less than the scenario's `timeout`.",
     )
     .or("half of the scenario's, at most 60s"),
 ];
 
-/// What is wrong with a table.
+/// A mistake in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableError {
-    /// The bytes of the file that are wrong.
+    /// The bytes of the file with the mistake.
     pub at: Range<usize>,
-    /// What is wrong, and what is allowed.
+    /// The mistake, and the allowed values.
     pub message: String,
-    /// The name that those bytes were probably meant to be.
+    /// The name that was probably meant.
     pub meant: Option<String>,
-    /// The key that the table lacks, if that is what is wrong.
+    /// The missing key, if that is the mistake.
     pub missing: Option<String>,
 }
 
 impl TableError {
-    /// `message` about the bytes `at`.
+    /// Makes an error with `message` about the bytes `at`.
     pub fn new(at: Range<usize>, message: impl Into<String>) -> Self {
         Self {
             at,
@@ -83,7 +85,8 @@ impl TableError {
         }
     }
 
-    /// `message` about the `name` at the bytes `at`, which is not among `known`, and the name that was probably meant, else all of them.
+    /// Makes an error with `message` about the `name` at the bytes `at`, which is not among
+    /// `known`. The message suggests the name that was probably meant, otherwise all of them.
     pub fn unknown<'k>(
         at: Range<usize>,
         message: impl Display,
@@ -93,7 +96,7 @@ impl TableError {
         Self::unknown_or(at, message, name, known.clone(), || all_of(known))
     }
 
-    /// As [`TableError::unknown`], with the way out `otherwise` where no name was probably meant.
+    /// Like [`TableError::unknown`], with the suggestion `otherwise` if no name was probably meant.
     pub fn unknown_or<'k>(
         at: Range<usize>,
         message: impl Display,
@@ -110,8 +113,8 @@ impl TableError {
         }
     }
 
-    /// An error of the parser about the value of `key`, in one line and without the names of our types; `at` stands for a place that it
-    /// lacks.
+    /// Converts an error of the parser about the value of `key` to one line without the names of
+    /// our types. `at` replaces a missing place.
     pub fn of_toml(error: &Error, key: Option<&str>, at: Range<usize>) -> Self {
         let at = error.span().unwrap_or(at);
         let message = error.message().replace('\n', ", ");
@@ -132,7 +135,8 @@ impl TableError {
         Self::new(at, message)
     }
 
-    /// A mistyped key or value, which serde reports as "unknown field `a`, expected one of `b`, `c`".
+    /// Converts the error about a mistyped key or value, which serde reports as "unknown field `a`,
+    /// expected one of `b`, `c`".
     fn unknown_name(message: &str, at: &Range<usize>) -> Option<Self> {
         let is_key = message.starts_with("unknown field ");
         if !is_key && !message.starts_with("unknown variant ") {
@@ -148,7 +152,7 @@ impl TableError {
     }
 }
 
-/// The value that serde found, and the one that it takes, if its `message` is about them.
+/// Returns the type that serde found, and the expected one, if its `message` is about types.
 fn other_type(message: &str) -> Option<(&str, String)> {
     let types = ["invalid type: ", "invalid value: "];
     let about = types.iter().find_map(|start| message.strip_prefix(start))?;
@@ -173,7 +177,7 @@ fn other_type(message: &str) -> Option<(&str, String)> {
 #[derive(Clone, Debug)]
 pub struct CheckTable<'i> {
     kind: &'static Kind,
-    /// Where the kind stands.
+    /// Position of the kind.
     kind_at: Range<usize>,
     label: Option<Spanned<String>>,
     values: Values<'i>,
@@ -182,10 +186,10 @@ pub struct CheckTable<'i> {
 type Values<'i> = Vec<(Spanned<DeString<'i>>, Spanned<DeValue<'i>>)>;
 
 impl<'i> CheckTable<'i> {
-    /// All `[[check]]` tables of a scenario file.
+    /// Returns all `[[check]]` tables of a scenario file.
     ///
     /// # Errors
-    /// A table without a known kind, or a label that is no text.
+    /// A table without a known kind, or a label that is not a text.
     pub fn all(file: &DeTable<'i>) -> Result<Vec<Self>, TableError> {
         let checks = file
             .get("check")
@@ -217,22 +221,24 @@ impl<'i> CheckTable<'i> {
         })
     }
 
-    /// What the table of results calls the check, if the scenario says so: the value of `name`.
+    /// Returns the check's name in the table of results, if the scenario sets one: the value of
+    /// `name`.
     pub fn label(&self) -> Option<&Spanned<String>> {
         self.label.as_ref()
     }
 
-    /// The name of its kind.
+    /// Returns the name of its kind.
     pub fn kind(&self) -> &'static str {
         self.kind.name
     }
 
-    /// Where its kind stands: the bytes of the file.
+    /// Returns the position of its kind: the bytes of the file.
     pub fn span(&self) -> Range<usize> {
         self.kind_at.clone()
     }
 
-    /// The check, once every key fits its kind and every name a device of `inventory`.
+    /// Returns the check, if every key is valid for its kind and every name is a device of
+    /// `inventory`.
     ///
     /// # Errors
     /// The first mistake.
@@ -259,7 +265,8 @@ impl<'i> CheckTable<'i> {
         }
     }
 
-    /// Refuses a key that no check of this kind has, before a mistyped one is missed.
+    /// Refuses a key that no check of this kind has. Otherwise a mistyped key would be reported as
+    /// missing.
     fn knows_keys(&self) -> Result<(), TableError> {
         let known = self.kind.keys().chain(&COMMON_KEYS).map(|key| key.name);
         let mut keys = self.values.iter().map(|(key, _)| key);
@@ -283,7 +290,7 @@ impl<'i> CheckTable<'i> {
     }
 }
 
-/// A time limit in seconds. A check that outlives the guest could not report.
+/// Returns a time limit in seconds. A check that outlives the guest could not report.
 fn seconds_of(limit: Spanned<Timeout>, inventory: &Inventory) -> Result<u32, TableError> {
     let (seconds, of_guest) = (limit.get_ref().seconds(), inventory.timeout.as_secs());
     if u64::from(seconds) < of_guest {
@@ -322,7 +329,7 @@ fn take<'i, T: Deserialize<'i>>(
 /// The keys of one table, while a kind of check takes their values.
 #[derive(Debug)]
 pub struct Keys<'i, 's> {
-    /// What the check can name.
+    /// The devices that the check can name.
     pub inventory: &'s Inventory,
     /// The value of `timeout` in seconds.
     pub seconds: Option<u32>,
@@ -332,7 +339,7 @@ pub struct Keys<'i, 's> {
 }
 
 impl<'i, 's> Keys<'i, 's> {
-    /// The value of a key that the table may have.
+    /// Takes the value of an optional key.
     ///
     /// # Errors
     /// A value of another type.
@@ -348,10 +355,10 @@ impl<'i, 's> Keys<'i, 's> {
         take(&mut self.values, key)
     }
 
-    /// The value of a key that the table must have.
+    /// Takes the value of a required key.
     ///
     /// # Errors
-    /// No such key, or a value of another type.
+    /// The key is missing, or its value has another type.
     pub fn required<T: Deserialize<'i>>(&mut self, key: &str) -> Result<Spanned<T>, TableError> {
         self.optional(key)?.ok_or_else(|| TableError {
             missing: Some(key.to_owned()),
@@ -359,7 +366,7 @@ impl<'i, 's> Keys<'i, 's> {
         })
     }
 
-    /// The value of a key that the table may have, else the type's default.
+    /// Takes the value of an optional key, or returns the type's default.
     ///
     /// # Errors
     /// A value of another type.
@@ -369,20 +376,20 @@ impl<'i, 's> Keys<'i, 's> {
             .map_or_else(T::default, Spanned::into_inner))
     }
 
-    /// The check as a whole is refused, at the span of its kind.
+    /// Returns an error about the check as a whole, at the span of its kind.
     pub fn refused(&self, message: impl Into<String>) -> TableError {
         TableError::new(self.kind_at.clone(), message)
     }
 
-    /// The disk that this key names.
+    /// Takes the disk that this key names.
     ///
     /// # Errors
-    /// No key, or no such disk.
+    /// The key is missing, or there is no such disk.
     pub fn disk(&mut self, key: &str) -> Result<&'s NvmeDevice, TableError> {
         self.inventory.disk(self.required(key)?)
     }
 
-    /// The name of [`Keys::disk`].
+    /// Takes the name of [`Keys::disk`].
     ///
     /// # Errors
     /// As there.
@@ -390,15 +397,15 @@ impl<'i, 's> Keys<'i, 's> {
         Ok(self.disk(key)?.name.clone())
     }
 
-    /// The GPU that this key names.
+    /// Takes the GPU that this key names.
     ///
     /// # Errors
-    /// No key, or no such GPU.
+    /// The key is missing, or there is no such GPU.
     pub fn gpu(&mut self, key: &str) -> Result<&'s Gpu, TableError> {
         self.inventory.gpu(self.required(key)?)
     }
 
-    /// The name of [`Keys::gpu`].
+    /// Takes the name of [`Keys::gpu`].
     ///
     /// # Errors
     /// As there.
@@ -406,15 +413,15 @@ impl<'i, 's> Keys<'i, 's> {
         Ok(self.gpu(key)?.name.clone())
     }
 
-    /// The name of the RDMA network adapter that this key names.
+    /// Takes the name of the RDMA network adapter that this key names.
     ///
     /// # Errors
-    /// No key, or no such adapter.
+    /// The key is missing, or there is no such adapter.
     pub fn nic_name(&mut self, key: &str) -> Result<String, TableError> {
         Ok(self.inventory.nic(self.required(key)?)?.name.clone())
     }
 
-    /// The name of a GPU that a disk can write to.
+    /// Takes the name of a GPU that a disk can write to.
     ///
     /// # Errors
     /// As for [`Keys::gpu`], or the GPU has no p2pmem.
@@ -424,45 +431,45 @@ impl<'i, 's> Keys<'i, 's> {
         self.inventory.provider(name)
     }
 
-    /// The name of a disk or a GPU.
+    /// Takes the name of a disk or a GPU.
     ///
     /// # Errors
-    /// No key, or no such device.
+    /// The key is missing, or there is no such device.
     pub fn device(&mut self, key: &str) -> Result<String, TableError> {
         let name = self.required(key)?;
         self.inventory.device(name)
     }
 
-    /// As [`Keys::device`], if there is such a key.
+    /// Like [`Keys::device`], for an optional key.
     ///
     /// # Errors
-    /// No such device.
+    /// There is no such device.
     pub fn optional_device(&mut self, key: &str) -> Result<Option<String>, TableError> {
         let name = self.optional(key)?;
         name.map(|name| self.inventory.device(name)).transpose()
     }
 
-    /// The device with p2pmem that this key names.
+    /// Takes the device with p2pmem that this key names.
     ///
     /// # Errors
-    /// No key, or no such device.
+    /// The key is missing, or there is no such device.
     pub fn provider(&mut self, key: &str) -> Result<String, TableError> {
         self.inventory.provider(self.required(key)?)
     }
 
-    /// The buffer under this key.
+    /// Takes the buffer of this key.
     ///
     /// # Errors
-    /// No key, or p2pmem of a device that has none.
+    /// The key is missing, or the device has no p2pmem.
     pub fn buffer(&mut self, key: &str) -> Result<Spanned<Buffer>, TableError> {
         let buffer = self.required(key)?;
         self.inventory.buffer(buffer)
     }
 
-    /// The sizes under this key: not empty, each a multiple of `unit` and at least `least`.
+    /// Takes the sizes of this key: not empty, each a multiple of `unit` and at least `least`.
     ///
     /// # Errors
-    /// No key, or a size that is refused.
+    /// The key is missing, or a size is refused.
     pub fn sizes(
         &mut self,
         key: &str,
@@ -494,7 +501,7 @@ impl<'i, 's> Keys<'i, 's> {
         }
     }
 
-    /// How many threads the check has.
+    /// Takes the number of threads.
     ///
     /// # Errors
     /// Too few or too many.

@@ -1,4 +1,4 @@
-//! What checks with devices in the hands of vfio-pci have in common.
+//! Common parts of the checks whose devices are driven by vfio-pci.
 
 use std::fmt;
 
@@ -16,10 +16,10 @@ pub enum VfioBackend {
 }
 
 impl VfioBackend {
-    /// Those of [`VfioBackend::modules`] that Debian's kernel has.
+    /// The modules of [`VfioBackend::modules`] that Debian's kernel has.
     pub(super) const DEBIAN_MODULES: &[&str] = &["vfio_iommu_type1", "vfio_pci"];
 
-    /// The modules that it takes, in the order in which they are loaded.
+    /// Returns the required modules, in the order in which they are loaded.
     #[must_use]
     pub fn modules(self) -> &'static [&'static str] {
         match self {

@@ -3,12 +3,13 @@
 use super::{Keys, VfioBackend, check};
 
 check! {
-    /// A driver in user space maps its own memory at an I/O address that is also the bus address of a GPU's memory, and has
-    /// the disk read there. Below a common switch the data go to the GPU, since a switch routes first; through the root they go to
-    /// the driver's memory. The check fails if they go anywhere else.
+    /// Maps a user-space driver's own memory at an I/O address that is also the bus address of a
+    /// GPU's memory, and lets the disk read there. Below a common switch the data goes to the GPU,
+    /// since a switch routes first; through the root it goes to the driver's memory. The check
+    /// fails if it goes anywhere else.
     "vfio-alias": "an I/O address of {disk} that is one of {gpu}, {backend}"
     pub struct VfioAlias {
-        /// Name of an `[[nvme]]`. Its data are lost.
+        /// Name of an `[[nvme]]`. Its data is lost.
         pub disk: String = Keys::disk_name,
         /// Name of a `[[gpu]]`. The contents of its memory are lost.
         pub gpu: String = Keys::gpu_with_p2pmem,

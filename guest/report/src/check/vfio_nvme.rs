@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::{Buffer, CheckKind, Keys, TableError, VfioBackend, check};
 
 check! {
-    /// A driver in user space has the disk by vfio-pci, with its queues in its own memory: Identify, then writes and reads
-    /// between the disk and its own memory or the memory of a GPU that vfio-pci has too. Afterwards both devices have their
-    /// own drivers again.
+    /// Drives the disk from user space by vfio-pci, with its queues in the driver's own memory:
+    /// Identify, then writes and reads between the disk and that memory or the memory of a GPU that
+    /// vfio-pci has, too. Afterwards both devices have their own drivers again.
     "vfio-nvme": "{disk} and {with} from user space, {backend}{}{}" with (
         queues.naming("queues"),
         lists.naming("PRP lists")
     )
     pub struct VfioNvme {
-        /// Name of an `[[nvme]]`. Its data are lost.
+        /// Name of an `[[nvme]]`. Its data is lost.
         pub disk: String,
         /// The data's memory: `"guest-ram"`, or `{ p2pmem = "NAME" }` with the name of a `[[gpu]]`.
         pub with: Buffer,
@@ -21,18 +21,19 @@ check! {
         #[default = "`\"type1\"`"]
         #[serde(default)]
         pub backend: VfioBackend,
-        /// Where the disk's I/O queues lie: `"guest-ram"`, or `"vram"`, which is the GPU's memory beside the data.
+        /// Memory of the disk's I/O queues: `"guest-ram"`, or `"vram"`, the GPU's memory in
+        /// addition to the data.
         #[default = "`\"guest-ram\"`"]
         #[serde(default)]
         pub queues: QueueLocation,
-        /// Where the PRP lists of its commands lie: `"guest-ram"`, or `"vram"`, the same.
+        /// Memory of the PRP lists of its commands: `"guest-ram"` or `"vram"`, as for `queues`.
         #[default = "`\"guest-ram\"`"]
         #[serde(default)]
         pub lists: QueueLocation,
     }
 }
 
-/// Where queues, or PRP lists, lie.
+/// The memory of queues or PRP lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueLocation {
@@ -44,7 +45,7 @@ pub enum QueueLocation {
 }
 
 impl QueueLocation {
-    /// Names `what` lies there, in a check's name, if it is not where it usually does.
+    /// Describes an unusual location of `what`, for a check's name.
     fn naming(self, what: &str) -> String {
         match self {
             Self::GuestRam => String::new(),

@@ -3,13 +3,15 @@
 use super::{Keys, VfioBackend, check};
 
 check! {
-    /// A driver in user space has the disk read into the memory of a GPU without a pause, while that memory is taken away: its
-    /// decoding is turned off, the GPU is reset, the mapping is removed, the GPU is closed, the disk is reset. Commands end with
-    /// errors, nothing hangs, and afterwards the counters show no data to the GPU, and a mark in its memory stays as it is. Where the memory
-    /// outlives it, it has the data of all reads that ended with success.
+    /// Lets the disk read continuously into the memory of a GPU, by a driver in user space, while
+    /// that memory is taken away: its decoding is turned off, the GPU is reset, the mapping is
+    /// removed, the GPU is closed, the disk is reset. Commands must end with errors and nothing may
+    /// hang. Afterwards the counters must show no data to the GPU, and a mark in its memory must
+    /// stay as it is. If the memory survives, it must contain the data of all reads that ended with
+    /// success.
     "vfio-revocation": "{disk} loses the memory of {gpu} during reads, {backend}"
     pub struct VfioRevocation {
-        /// Name of an `[[nvme]]`. Its data are lost.
+        /// Name of an `[[nvme]]`. Its data is lost.
         pub disk: String = Keys::disk_name,
         /// Name of a `[[gpu]]`. The contents of its memory are lost.
         pub gpu: String = Keys::gpu_with_p2pmem,

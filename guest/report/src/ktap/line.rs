@@ -16,7 +16,7 @@ const KILL: &str = "kill ";
 const COUNTERS: &str = "counters ";
 const EVIDENCE: &str = "evidence ";
 const OUTPUT: &str = "output ";
-/// What every line of a subtest begins with (KTAP, "Test case result lines").
+/// Start of every line of a subtest (KTAP, "Test case result lines").
 const INDENT: &str = "  ";
 const SKIP: &str = "SKIP";
 
@@ -25,7 +25,7 @@ const SKIP: &str = "SKIP";
 pub enum Line {
     /// `KTAP version 1`.
     Version,
-    /// `1..N`: how many checks there are.
+    /// `1..N`: the number of checks.
     Plan(u32),
     /// `# ready T`: all devices are there, T milliseconds after the guest's kernel started.
     Ready(u64),
@@ -35,13 +35,14 @@ pub enum Line {
     Counters(u64),
     /// `# measure {json}`: figures of the check whose result comes next.
     Measure(Measure),
-    /// `# evidence {json}`: what the guest knows of peer-to-peer DMA.
+    /// `# evidence {json}`: the guest's evidence about peer-to-peer DMA.
     Evidence(Evidence),
-    /// `# output text`: what a command or a program prints while it runs.
+    /// `# output text`: output of a command or a program while it runs.
     Output(String),
     /// `# text`: about the check whose result comes next.
     Diagnostic(String),
-    /// An indented line: of the subtests of the check whose result comes next. [`crate::ProgramReport`] reads them.
+    /// An indented line: of the subtests of the check whose result comes next.
+    /// [`crate::ProgramReport`] reads them.
     Nested(String),
     /// `ok N - name`, `not ok N - name` or `ok N - name # SKIP reason`.
     Result {
@@ -49,26 +50,26 @@ pub enum Line {
         number: u32,
         /// Name of the check.
         name: String,
-        /// How it ended.
+        /// Its outcome.
         verdict: Verdict,
     },
     /// Anything else.
     Unknown(String),
 }
 
-/// How a check ended.
+/// The outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It passed.
     Pass,
-    /// It failed; the diagnostics before it say why.
+    /// It failed; the diagnostics before it tell the reason.
     Fail,
-    /// It could not be run, and why.
+    /// It could not be run, for this reason.
     Skip(String),
 }
 
 impl Verdict {
-    /// Its word in results and messages.
+    /// Returns its word in results and messages.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -79,8 +80,8 @@ impl Verdict {
 }
 
 impl Line {
-    /// Reads one line, without its newline. Every text is some line. What it says can be shown on a terminal: control
-    /// characters are blanks.
+    /// Parses one line, without its newline. Every text is a valid line. The result can be shown on
+    /// a terminal: control characters are replaced by blanks.
     pub fn parse(text: &str) -> Line {
         let text = printable(text);
         let text = text.as_ref();
@@ -103,7 +104,7 @@ impl Line {
     }
 }
 
-/// The name that a reader finds in the result of a check of this name.
+/// Returns the name that a reader finds in the result of a check of this name.
 pub fn reported_name(name: &str) -> String {
     let result = Line::Result {
         number: 1,
@@ -144,7 +145,8 @@ fn parse_comment(text: &str) -> Line {
     }
 }
 
-/// Reads JSON, whose strings are printable then: an escape sequence may stand for a control character.
+/// Parses JSON and makes its strings printable: an escape sequence may stand for a control
+/// character.
 fn read_json<T: DeserializeOwned>(json: &str) -> Option<T> {
     let mut value = serde_json::from_str(json).ok()?;
     make_printable(&mut value);
@@ -186,7 +188,8 @@ fn parse_result(text: &str) -> Option<Line> {
     })
 }
 
-/// Splits at the first `#` that no backslash precedes, and takes the backslashes out of what stands before it.
+/// Splits at the first `#` without a backslash before it, and removes the backslashes from the part
+/// before it.
 pub(super) fn split_directive(description: &str) -> (String, Option<&str>) {
     let mut name = String::new();
     let mut rest = description;
@@ -207,12 +210,12 @@ pub(super) fn split_directive(description: &str) -> (String, Option<&str>) {
     (name.trim_end().to_owned(), None)
 }
 
-/// One line's worth of `text`: no control characters, no blanks around it.
+/// Returns `text` as one line: without control characters, without surrounding blanks.
 fn one_line(text: &str) -> String {
     printable(text).trim().to_owned()
 }
 
-/// `text` with blanks for control characters.
+/// Returns `text` with blanks in place of control characters.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let is_unprintable = |c: char| steers(c) && c != '\t';
     match text.contains(is_unprintable) {

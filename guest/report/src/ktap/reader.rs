@@ -4,36 +4,36 @@ use thiserror::Error;
 
 use super::{LINE_LIMIT, Line};
 
-/// Reads a report out of chunks of bytes, cut anywhere.
+/// Reads a report from chunks of bytes that may end anywhere.
 ///
 /// The guest is not trusted: any bytes are read, and errors in them are reported by
 /// [`KtapReader::finish`].
 #[derive(Debug, Default)]
 pub struct KtapReader {
     pending: Vec<u8>,
-    /// The line in `pending` was too long; what is left of it is dropped.
+    /// `true` if the line in `pending` was too long, and the rest of it must be dropped.
     dropping: bool,
     version: bool,
-    /// The plan line follows the results.
+    /// `true` if the plan line follows the results.
     plan_last: bool,
     planned: Option<u32>,
     results: u32,
     violation: Option<KtapError>,
 }
 
-/// What is wrong with a report.
+/// A mistake in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KtapError {
-    /// There is no version line before the first other line.
+    /// The first line is not a version line.
     #[error("the report starts with {0:?}, not with a version line")]
     NotKtap(String),
     /// A line is longer than any that the agent writes.
     #[error("a line of the report is longer than {LINE_LIMIT} bytes")]
     LineTooLong,
-    /// A result has not the number that comes next.
+    /// A result does not have the next number.
     #[error("the report has result {seen} where result {expected} comes next")]
     OutOfOrder {
-        /// The number that comes next.
+        /// The next number.
         expected: u32,
         /// The number that was read.
         seen: u32,
@@ -55,12 +55,12 @@ pub enum KtapError {
 }
 
 impl KtapReader {
-    /// A reader at the start of a report.
+    /// Makes a reader at the start of a report.
     pub fn new() -> Self {
         KtapReader::default()
     }
 
-    /// A reader at the start of a report whose plan line follows the results.
+    /// Makes a reader at the start of a report whose plan line follows the results.
     pub fn with_plan_last() -> Self {
         KtapReader {
             plan_last: true,
@@ -83,7 +83,7 @@ impl KtapReader {
         lines
     }
 
-    /// Whether every result that the plan line announces has been read.
+    /// Returns `true` if every result that the plan line announces has been read.
     pub fn complete(&self) -> bool {
         self.planned == Some(self.results)
     }
@@ -91,7 +91,7 @@ impl KtapReader {
     /// Ends the report.
     ///
     /// # Errors
-    /// The first thing that was wrong with it, or what it lacks.
+    /// The first mistake in it, or its missing part.
     pub fn finish(self) -> Result<(), KtapError> {
         match (self.violation, self.planned) {
             (Some(violation), _) => Err(violation),

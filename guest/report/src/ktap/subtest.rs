@@ -6,38 +6,39 @@ use super::tap_line::{
     is_version, is_without_version, lines, plan,
 };
 
-/// How deep subtests are read; what is indented more counts as a program's plain words.
+/// Maximum depth of subtests. Lines with more indentation count as plain output of a program.
 const DEEPEST: usize = 16;
-/// Most diagnostics that are kept of one result, and most flaws of a report.
+/// Limit of the diagnostics that are kept of one result, and of the flaws of a report.
 const MOST_DIAGNOSTICS: usize = 40;
-/// Most results that are kept of a report.
+/// Limit of the results that are kept of a report.
 const MOST_RESULTS: usize = 20_000;
-/// Longest name in characters, also of a result with those above it.
+/// Longest name in characters, including the names of the levels above.
 const LONGEST_NAME: usize = 300;
 
-/// One result of a program's report, with those below it.
+/// One result of a program's report, with its subtests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subtest {
     /// Its name.
     pub name: String,
-    /// How it ended. A failure that was expected (`TODO`, `XFAIL`) is none.
+    /// Its outcome. A failure that was expected (`TODO`, `XFAIL`) is not a failure.
     pub verdict: Verdict,
-    /// What the program said about it.
+    /// The program's diagnostics about it.
     pub diagnostics: Vec<String>,
-    /// What it consists of.
+    /// Its parts.
     pub subtests: Vec<Subtest>,
 }
 
 /// A result that may consist of others.
 pub trait Nested: Sized {
-    /// Its name among those beside it.
+    /// Returns its name among its siblings.
     fn name(&self) -> &str;
 
-    /// What it consists of.
+    /// Returns its parts.
     fn parts(&self) -> &[Self];
 
-    /// Every result of `all` that consists of no others, with its name below those above it: `suite / case`. A name is cut, so that
-    /// a long one above many results does not multiply.
+    /// Returns every result of `all` without parts, with its name below those of the levels above:
+    /// `suite / case`. Names are shortened, so that a long one above many results does not
+    /// multiply.
     fn leaves(all: &[Self]) -> Vec<(String, &Self)> {
         let mut leaves = Vec::new();
         for each in all {
@@ -52,7 +53,7 @@ pub trait Nested: Sized {
     }
 }
 
-/// A name of up to [`LONGEST_NAME`] characters.
+/// Shortens a name to [`LONGEST_NAME`] characters.
 fn shortened(mut name: String) -> String {
     if let Some((end, _)) = name.char_indices().nth(LONGEST_NAME) {
         name.truncate(end);
@@ -71,7 +72,7 @@ impl Nested for Subtest {
 }
 
 impl Subtest {
-    /// Has it pass, with what is below it: its failure was expected.
+    /// Turns its failure and those below it into passes, since the failure was expected.
     fn forgive(&mut self) {
         if self.verdict == Verdict::Fail {
             self.verdict = Verdict::Pass;
@@ -79,41 +80,43 @@ impl Subtest {
         self.subtests.iter_mut().for_each(Self::forgive);
     }
 
-    /// Whether it or anything below it has failed.
+    /// Returns `true` if it or anything below it has failed.
     fn has_failed(&self) -> bool {
         self.verdict == Verdict::Fail || self.subtests.iter().any(Self::has_failed)
     }
 }
 
-/// What a program has reported.
+/// A program's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramReport {
     /// Its results.
     pub results: Vec<Subtest>,
-    /// What is wrong with the report itself: results that are missing, or not in order.
+    /// Mistakes in the report itself: results that are missing, or not in order.
     pub flaws: Vec<String>,
-    /// Why nothing was run, if the plan line says so (`1..0 # SKIP reason`).
+    /// The reason why nothing was run, if the plan line tells one (`1..0 # SKIP reason`).
     pub skipped: Option<String>,
-    /// The plan that it does not keep because its last result has no name and skips the rest. So do selftests that end early (Linux
-    /// tools/testing/selftests/kselftest.h, `ksft_exit_skip`), with status 4.
+    /// Set if the report does not complete its plan because its last result has no name and skips
+    /// the rest. Selftests that end early do this (Linux tools/testing/selftests/kselftest.h,
+    /// `ksft_exit_skip`), with status 4.
     pub left_off: Option<LeftOff>,
 }
 
 /// The end of a report whose last result skips all that was planned after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOff {
-    /// Why it did.
+    /// The reason for that.
     pub reason: String,
-    /// The complaint about it, where the program's status does not say the same.
+    /// The complaint about it, if the program's status does not say the same.
     pub flaw: String,
 }
 
 impl ProgramReport {
-    /// The reports in what a program has printed, from the first version line on, as one. Returns `None` if there is no report. One of TAP
-    /// before version 13 has no version line; it is known by its plan and its results.
+    /// Returns the reports in a program's output, from the first version line on, as one. Returns
+    /// `None` if there is no report. A report of TAP before version 13 has no version line; it is
+    /// recognized by its plan and its results.
     ///
-    /// A report with a result that may be lost has a flaw: one without a plan line, or with other text before the version line or a result on
-    /// the same line.
+    /// A report that may have lost a result has a flaw: a missing plan line, or other text before
+    /// the version line or a result on the same line.
     pub fn read(output: &str) -> Option<Self> {
         let lines = lines(output);
         let is_start = |line: &String| is_version(line) || ends_with_version(line);
@@ -126,11 +129,11 @@ impl ProgramReport {
         let rest = lines.iter().skip(rest);
         rest.for_each(|line| reader.take(line));
         let report = reader.finish();
-        // Words about TAP are no report.
+        // Text about TAP is not a report.
         (report != Self::default()).then_some(report)
     }
 
-    /// Why the program has not passed, if so.
+    /// Returns the reason why the program has not passed, if so.
     pub fn complaint(&self) -> Option<String> {
         let failed = self.results.iter().filter(|result| result.has_failed());
         let failed: Vec<&Subtest> = failed.collect();
@@ -143,7 +146,7 @@ impl ProgramReport {
         let mut complaints = Vec::new();
         if !failed.is_empty() {
             let names = match names.as_slice() {
-                // The results above them say so, but none of what they consist of.
+                // The results above them have failed, but none of their parts.
                 [] => failed.iter().map(|result| result.name.clone()).collect(),
                 _ => names,
             };
@@ -154,7 +157,8 @@ impl ProgramReport {
         (!complaints.is_empty()).then(|| complaints.join("; "))
     }
 
-    /// Why nothing of it was run, if so: it was skipped as a whole, or each of its results was.
+    /// Returns the reason why nothing was run, if so: the report was skipped as a whole, or each of
+    /// its results was.
     pub fn skipped(&self) -> Option<String> {
         if self.skipped.is_some() {
             return self.skipped.clone();
@@ -169,7 +173,7 @@ impl ProgramReport {
     }
 }
 
-/// Results of one indentation, as long as what they are below has no result.
+/// Results of one indentation, while the result above them is not complete.
 #[derive(Debug)]
 struct Level {
     indent: usize,
@@ -182,15 +186,16 @@ struct Level {
 /// The beginning of a level.
 #[derive(Debug)]
 enum Start {
-    /// Nothing announced it.
+    /// Without an announcement.
     Sudden,
-    /// A version line or `# Subtest` announced it, which asks for a plan.
+    /// With a version line or `# Subtest`, which requires a plan.
     Announced,
-    /// A version line behind other text, in this line. Words about TAP look the same, so that alone is no report.
+    /// With a version line behind other text, in this line. Text about TAP looks the same, so this
+    /// alone is not a report.
     BehindText(String),
 }
 
-/// Follows reports, with a level for each indentation that is open. There is always one.
+/// Follows reports, with a level for each open indentation. There is always one.
 #[derive(Debug)]
 struct Reader {
     /// Results of the reports before the present one: a script may run several programs.
@@ -200,7 +205,7 @@ struct Reader {
     count: usize,
     flaws: Vec<String>,
     skipped: Option<String>,
-    /// How far the details that are being read are indented.
+    /// Indentation of the details that are being read.
     yaml: Option<usize>,
 }
 
@@ -254,7 +259,8 @@ impl Reader {
         }
     }
 
-    /// Whether a line is part of details in YAML, which are indented below their result (TAP 14, "YAML Diagnostics").
+    /// Returns `true` if a line is part of details in YAML, which are indented below their result
+    /// (TAP 14, "YAML Diagnostics").
     fn is_detail(&mut self, indent: usize, text: &str) -> bool {
         let outer = self.level().indent;
         match self.yaml {
@@ -274,7 +280,7 @@ impl Reader {
         }
     }
 
-    /// Results within details that do not end would be lost.
+    /// Ends details. Results within details that do not end would be lost.
     fn end_details(&mut self) {
         if self.yaml.take().is_some() {
             self.flaw("details that `---` begins have no end (`...`)".to_owned());
@@ -296,7 +302,7 @@ impl Reader {
         }
     }
 
-    /// The innermost open level.
+    /// Returns the innermost open level.
     fn level(&mut self) -> &mut Level {
         self.nested.last_mut().unwrap_or(&mut self.top)
     }
@@ -326,7 +332,7 @@ impl Reader {
             if let Some(flaw) = level.flaw(&format!("`{name}`")) {
                 self.flaw(flaw);
             }
-            // What is deeper, but below no result, is a level of its own without a name.
+            // A deeper level below no result becomes a level without a name.
             subtests.splice(..0, level.results);
             diagnostics.splice(..0, level.diagnostics);
         }
@@ -347,7 +353,7 @@ impl Reader {
         }
     }
 
-    /// Judges what is open as a whole report.
+    /// Judges the open levels as a whole report.
     fn end_report(&mut self) {
         self.end_details();
         while let Some(level) = self.nested.pop() {
@@ -404,7 +410,7 @@ impl Level {
         Self::at(indent, Start::Announced)
     }
 
-    /// The top level of a report that begins with the version line in `line`.
+    /// Returns the top level of a report that begins with the version line in `line`.
     fn begun_by(line: &str) -> Self {
         match is_version(line) {
             true => Self::announced(indent(line)),
@@ -412,7 +418,8 @@ impl Level {
         }
     }
 
-    /// Returns the flaw of the level of `name`: no plan line, or another number of results than that line says.
+    /// Returns the flaw of the level of `name`: no plan line, or a number of results that differs
+    /// from it.
     fn flaw(&self, name: &str) -> Option<String> {
         let seen = self.results.len();
         match (self.planned, &self.start) {
@@ -446,7 +453,7 @@ fn results(count: usize) -> String {
     }
 }
 
-/// Returns the flaw of a line that looks like a failure or the end of a report, but is neither.
+/// Returns the flaw of a line that resembles a failure or the end of a report, but is neither.
 fn odd_line(text: &str) -> Option<String> {
     let is_behind_text = has_failure_behind_text(text);
     let is_odd = || {
@@ -493,7 +500,7 @@ mod tests {
         ProgramReport::read(text).unwrap()
     }
 
-    /// As Linux, Documentation/dev-tools/ktap.rst, has it for an example.
+    /// The example of Linux, Documentation/dev-tools/ktap.rst.
     const NESTED: &str = "starting\nKTAP version 1\n1..3\n  KTAP version 1\n  1..1\n    KTAP version 1\n    1..2\n    \
         ok 1 case_1\n    # expected 3, got 4\n    not ok 2 case_2\n  not ok 1 - inner\nnot ok 1 outer\n  KTAP version 1\n  1..1\n  \
         ok 1 a # SKIP no b\nok 2 - second\nok 3 third # XFAIL known\n# Totals: pass:1\n";

@@ -9,18 +9,18 @@ const FAILURE: &str = "not ok";
 const BAIL_OUT: &str = "Bail out!";
 /// The words that begin a directive, besides those that begin with `SKIP`.
 const DIRECTIVES: [&str; 4] = ["TODO", "XFAIL", "TIMEOUT", "ERROR"];
-/// Those of a failure that was expected.
+/// Directives of an expected failure.
 const EXPECTED: [&str; 2] = ["TODO", "XFAIL"];
-/// Those of a failure.
+/// Directives of a failure.
 const FAILED: [&str; 2] = ["TIMEOUT", "ERROR"];
 
 /// A line `ok 1 - name # DIRECTIVE reason`.
 pub(super) struct ResultLine {
-    /// Its number, if it has one; one that is too large counts as the largest.
+    /// Its number, if it has one. A number that is too large counts as the largest.
     pub(super) number: Option<usize>,
     pub(super) name: String,
     pub(super) verdict: Verdict,
-    /// Whether it and all below it may fail (`TODO`, `XFAIL`).
+    /// `true` if it and all results below it may fail (`TODO`, `XFAIL`).
     pub(super) is_failure_expected: bool,
 }
 
@@ -46,7 +46,7 @@ impl ResultLine {
         let description = description.strip_prefix("- ").unwrap_or(description);
         let (name, directive) = match known_directive(description) {
             Some((name, directive)) => (unescaped(name), directive),
-            // Other words after a `#`, such as a time, are no part of the name.
+            // Other words after a `#`, such as a time, do not belong to the name.
             None => (split_directive(description).0, ""),
         };
         let word = directive.split_whitespace().next().unwrap_or_default();
@@ -59,7 +59,7 @@ impl ResultLine {
     }
 }
 
-/// Splits at the first `#` that a directive's word follows; a name may have a `#` of its own, as in `issue #12`.
+/// Splits at the first `#` before a directive's word. A name may contain a `#`, as in `issue #12`.
 fn known_directive(description: &str) -> Option<(&str, &str)> {
     description.match_indices('#').find_map(|(at, _)| {
         let (name, directive) = description.split_at_checked(at)?;
@@ -71,7 +71,7 @@ fn known_directive(description: &str) -> Option<(&str, &str)> {
     })
 }
 
-/// A name without the backslashes before `#` and before a backslash (TAP 14, "Escaping").
+/// Returns a name without the backslashes before `#` and before a backslash (TAP 14, "Escaping").
 fn unescaped(name: &str) -> String {
     let parts: Vec<String> = name
         .trim_end()
@@ -81,7 +81,8 @@ fn unescaped(name: &str) -> String {
     parts.join("\\")
 }
 
-/// TAP and KTAP agree on `SKIP` and `TODO`; KTAP adds `XFAIL`, and `TIMEOUT` and `ERROR`, which fail also on a line that is ok.
+/// Returns the verdict. TAP and KTAP agree on `SKIP` and `TODO`; KTAP adds `XFAIL`, and `TIMEOUT`
+/// and `ERROR`, which fail even on a line that is ok.
 fn verdict(ok: bool, directive: &str) -> Verdict {
     let (word, reason) = directive
         .split_once(char::is_whitespace)
@@ -90,14 +91,14 @@ fn verdict(ok: bool, directive: &str) -> Verdict {
         // TAP 13 has "SKIPPED:", too.
         word if word.starts_with("SKIP") => Verdict::Skip(reason.trim().to_owned()),
         word if EXPECTED.contains(&word) => Verdict::Pass,
-        // In capitals, so that words about an error may follow a name.
+        // In capitals, so that text about an error may follow a name.
         _ if FAILED.contains(&word) => Verdict::Fail,
         _ if ok => Verdict::Pass,
         _ => Verdict::Fail,
     }
 }
 
-/// The number of `1..N`, and the reason of `# SKIP reason` behind it.
+/// Returns the number of `1..N`, and the reason of `# SKIP reason` behind it.
 pub(super) fn plan(text: &str) -> Option<(usize, Option<String>)> {
     let rest = text.strip_prefix("1..")?;
     let (count, directive) = rest.split_once('#').unwrap_or((rest, ""));
@@ -108,7 +109,8 @@ pub(super) fn plan(text: &str) -> Option<(usize, Option<String>)> {
     Some((count.trim().parse().ok()?, skipped))
 }
 
-/// Whether a line is `KTAP version 1` or `TAP version 13`, whatever its letters' case and what follows.
+/// Returns `true` if a line is `KTAP version 1` or `TAP version 13`, in any letter case and with
+/// any continuation.
 pub(super) fn is_version(text: &str) -> bool {
     let mut words = text.split_whitespace();
     let [kind, version, number] = [(); 3].map(|()| words.next().unwrap_or_default());
@@ -118,7 +120,8 @@ pub(super) fn is_version(text: &str) -> bool {
     is_kind && version.eq_ignore_ascii_case("version") && number.parse::<u32>().is_ok()
 }
 
-/// Whether `lines` are a report of TAP before version 13, which has no version line: a plan, and a numbered result or the reason to skip all.
+/// Returns `true` if `lines` are a report of TAP before version 13, which has no version line: a
+/// plan, and a numbered result or the reason to skip all.
 pub(super) fn is_without_version(lines: &[String]) -> bool {
     let is_numbered =
         |line: &String| ResultLine::parse(line).is_some_and(|result| result.number.is_some());
@@ -127,7 +130,8 @@ pub(super) fn is_without_version(lines: &[String]) -> bool {
     plans.any(|(_, skipped)| has_result || skipped.is_some())
 }
 
-/// The lines of `output` as a terminal shows them, with a line for each of those that a carriage return writes over one another.
+/// Returns the lines of `output` as a terminal shows them, with a line for each of those that a
+/// carriage return writes over one another.
 pub(super) fn lines(output: &str) -> Vec<String> {
     let ends = [
         '\n', '\r', '\u{b}', '\u{c}', '\u{85}', '\u{2028}', '\u{2029}',
@@ -135,7 +139,7 @@ pub(super) fn lines(output: &str) -> Vec<String> {
     output.split(ends).map(plain).collect()
 }
 
-/// A line without colours and without the kernel's time stamp (dmesg(1)).
+/// Returns a line without colours and without the kernel's time stamp (dmesg(1)).
 fn plain(line: &str) -> String {
     let mut parts = line.split('\x1b');
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -151,7 +155,7 @@ fn plain(line: &str) -> String {
     without_stamp(&text).map(str::to_owned).unwrap_or(text)
 }
 
-/// The text after the kernel's time stamp, as `[   12.345678] `.
+/// Returns the text after the kernel's time stamp, such as `[ 12.345678] `.
 fn without_stamp(line: &str) -> Option<&str> {
     let (stamp, rest) = line.strip_prefix('[')?.split_once(']')?;
     let (seconds, fraction) = stamp.trim_start().split_once('.')?;
@@ -159,14 +163,15 @@ fn without_stamp(line: &str) -> Option<&str> {
     (is_number(seconds) && is_number(fraction)).then(|| rest.strip_prefix(' ').unwrap_or(rest))
 }
 
-/// Whether a line ends with a version line, but behind other text. Comments may speak of versions.
+/// Returns `true` if a line ends with a version line, but behind other text. Comments may mention
+/// versions.
 pub(super) fn ends_with_version(line: &str) -> bool {
     let version = line.rsplit_once("TAP version ");
     let is_comment = line.trim_start().starts_with('#');
     version.is_some_and(|(_, number)| number.trim_end().parse::<u32>().is_ok()) && !is_comment
 }
 
-/// The reason of a line that ends the report early, `Bail out! reason`.
+/// Returns the reason of a line that ends the report early, `Bail out! reason`.
 pub(super) fn bail_out(text: &str) -> Option<&str> {
     let (words, reason) = text.split_at_checked(BAIL_OUT.len())?;
     words
@@ -174,7 +179,8 @@ pub(super) fn bail_out(text: &str) -> Option<&str> {
         .then_some(reason.trim())
 }
 
-/// Whether a line has a failure or an early end, but behind other text: `... not ok 2 - name`. The plan tells of a success that is lost.
+/// Returns `true` if a line has a failure or an early end, but behind other text:
+/// `... not ok 2 - name`. The plan detects a lost success.
 pub(super) fn has_failure_behind_text(text: &str) -> bool {
     let is_failure = |after: &str| {
         let word = after.trim_start();
@@ -184,7 +190,8 @@ pub(super) fn has_failure_behind_text(text: &str) -> bool {
     text.split(FAILURE).skip(1).any(is_failure) || text.contains(BAIL_OUT)
 }
 
-/// Whether a line begins as a failure and goes on otherwise, as `not ok: name`. `not okay` does not.
+/// Returns `true` if a line begins as a failure and continues differently, such as `not ok: name`.
+/// `not okay` does not.
 pub(super) fn is_odd_failure(text: &str) -> bool {
     let rest = text.strip_prefix(FAILURE);
     rest.is_some_and(|rest| rest.starts_with(|first: char| !first.is_alphanumeric()))

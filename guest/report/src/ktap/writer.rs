@@ -7,7 +7,7 @@ use crate::{Evidence, Measure};
 
 /// Writes a report: [`KtapWriter::begin`] once, then diagnostics and one [`KtapWriter::result`] for each check.
 ///
-/// Every line is flushed at once, for the guest may die before the next one.
+/// Every line is flushed at once, since the guest may die before the next one.
 #[derive(Debug)]
 pub struct KtapWriter<W> {
     out: W,
@@ -15,12 +15,12 @@ pub struct KtapWriter<W> {
 }
 
 impl<W: Write> KtapWriter<W> {
-    /// A report that is written to `out`.
+    /// Makes a report that is written to `out`.
     pub fn new(out: W) -> Self {
         KtapWriter { out, results: 0 }
     }
 
-    /// Writes the version line, and the plan line if it is known that `checks` results will follow.
+    /// Writes the version line, and the plan line if the number of results, `checks`, is known.
     pub fn begin(&mut self, checks: Option<u32>) -> io::Result<()> {
         self.line(&Line::Version)?;
         checks.map_or(Ok(()), |checks| self.line(&Line::Plan(checks)))
@@ -31,7 +31,8 @@ impl<W: Write> KtapWriter<W> {
         self.line(&Line::Plan(self.results))
     }
 
-    /// Says that all devices are there, `uptime_ms` milliseconds after the guest's kernel started.
+    /// Reports that all devices are there, `uptime_ms` milliseconds after the guest's kernel
+    /// started.
     pub fn ready(&mut self, uptime_ms: u64) -> io::Result<()> {
         self.line(&Line::Ready(uptime_ms))
     }
@@ -61,7 +62,7 @@ impl<W: Write> KtapWriter<W> {
         })
     }
 
-    /// Writes subtests as a report of their own, indented to this depth.
+    /// Writes subtests as a separate report, indented to this depth.
     fn nested(&mut self, subtests: &[Subtest], depth: usize) -> io::Result<()> {
         let Ok(count) = u32::try_from(subtests.len()) else {
             return Ok(());
@@ -107,7 +108,8 @@ fn cut(text: &mut String, limit: usize) {
     text.truncate(end.unwrap_or(0));
 }
 
-/// `text` as a diagnostic; a text that would read back as another kind of comment is indented.
+/// Returns `text` as a diagnostic. A text that would be read back as another kind of comment is
+/// indented.
 fn diagnostic_line(text: &str) -> Line {
     let text = text.replace(|c: char| c.is_control() && c != '\t', " ");
     match Line::parse(&format!("# {text}")) {
