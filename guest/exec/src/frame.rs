@@ -9,13 +9,13 @@ pub const LONGEST_FRAME: u32 = 1 << 20;
 /// Bytes before the content.
 const HEAD: usize = 5;
 
-/// What is wrong with a stream of messages.
+/// A mistake in a stream of messages.
 #[derive(Debug, Error)]
 pub enum MessageError {
     /// The stream cannot be read.
     #[error("cannot read a message")]
     Read(#[source] io::Error),
-    /// It ended inside a message.
+    /// The stream ended inside a message.
     #[error("the connection ended inside a message")]
     CutOff,
     /// A message is too long.
@@ -24,7 +24,7 @@ pub enum MessageError {
     /// No message has this kind.
     #[error("message kind {0} is none: host and guest are of different builds")]
     UnknownKind(u8),
-    /// Its content is none.
+    /// The content of a message is invalid.
     #[error("a message is none: host and guest are of different builds")]
     Content(#[source] serde_json::Error),
     /// No program ends with this status.
@@ -44,7 +44,7 @@ pub(crate) fn write(stream: &mut impl Write, kind: u8, content: &[u8]) -> io::Re
     stream.write_all(&frame)
 }
 
-/// Reads a frame; none at the end of the stream.
+/// Reads a frame, or returns `None` at the end of the stream.
 pub(crate) fn read(stream: &mut impl Read) -> Result<Option<(u8, Vec<u8>)>, MessageError> {
     let mut kind = [0];
     match stream.read_exact(&mut kind) {
@@ -60,7 +60,8 @@ pub(crate) fn read(stream: &mut impl Read) -> Result<Option<(u8, Vec<u8>)>, Mess
     Ok(Some((kind, content)))
 }
 
-/// Bytes that the frame which begins with `received` lacks; of one without its head, those of the head.
+/// Returns the missing bytes of the frame that begins with `received`, or those of its head if the
+/// head is incomplete.
 pub(crate) fn missing(received: &[u8]) -> Result<usize, MessageError> {
     let Some([_, length @ ..]) = received.first_chunk::<HEAD>() else {
         return Ok(HEAD.saturating_sub(received.len()));

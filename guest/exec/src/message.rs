@@ -15,7 +15,7 @@ const INPUT: u8 = 1;
 const OUTPUT: u8 = 2;
 const ERROR_OUTPUT: u8 = 3;
 
-/// What the host says.
+/// A message of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum HostMessage {
@@ -32,15 +32,15 @@ pub enum HostMessage {
     Resize(TerminalSize),
 }
 
-/// What the guest says.
+/// A message of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum GuestMessage {
-    /// The program was not started; the last message.
+    /// The program was not started. The last message.
     Refused {
-        /// Why, in one line.
+        /// The reason, in one line.
         reason: String,
-        /// The exit status that a shell has for that: 126 or 127.
+        /// The exit status that a shell uses for this: 126 or 127.
         status: i32,
     },
     /// The program's input has taken this number of bytes.
@@ -51,11 +51,11 @@ pub enum GuestMessage {
     /// Bytes of its standard error.
     #[serde(skip)]
     ErrorOutput(Vec<u8>),
-    /// It has ended; the last message.
+    /// The program has ended. The last message.
     Ended(ProgramEnd),
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProgramEnd {
@@ -66,7 +66,7 @@ pub enum ProgramEnd {
 }
 
 impl ProgramEnd {
-    /// The exit status as a shell has it: 128 and the number of a signal.
+    /// Returns the exit status as a shell reports it: 128 plus the number of a signal.
     pub fn status(self) -> i32 {
         match self {
             Self::Exited(status) => status,
@@ -79,7 +79,7 @@ impl HostMessage {
     /// Writes the message.
     ///
     /// # Errors
-    /// Those of the stream, and `InvalidInput` for a message that is too long.
+    /// Those of the stream, and `InvalidInput` if the message is too long.
     pub fn write_to(&self, stream: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Input(bytes) => frame::write(stream, INPUT, bytes),
@@ -87,10 +87,10 @@ impl HostMessage {
         }
     }
 
-    /// Reads the next message; none at the end of the stream.
+    /// Reads the next message, or returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// What is wrong with the stream.
+    /// The mistake in the stream.
     pub fn read_from(stream: &mut impl Read) -> Result<Option<Self>, MessageError> {
         match frame::read(stream)? {
             None => Ok(None),
@@ -102,8 +102,8 @@ impl HostMessage {
 }
 
 impl GuestMessage {
-    /// Bytes that the message which begins with `received` lacks, or at first those that tell its length; 0 if
-    /// [`GuestMessage::read_from`] can read it.
+    /// Returns the missing bytes of the message that begins with `received`, at first only those of
+    /// its head, or 0 if [`GuestMessage::read_from`] can read it.
     ///
     /// # Errors
     /// A message that is too long.
@@ -114,7 +114,7 @@ impl GuestMessage {
     /// Writes the message.
     ///
     /// # Errors
-    /// Those of the stream, and `InvalidInput` for a message that is too long.
+    /// Those of the stream, and `InvalidInput` if the message is too long.
     pub fn write_to(&self, stream: &mut impl Write) -> io::Result<()> {
         match self {
             Self::Output(bytes) => frame::write(stream, OUTPUT, bytes),
@@ -123,11 +123,11 @@ impl GuestMessage {
         }
     }
 
-    /// Reads the next message; none at the end of the stream.
+    /// Reads the next message, or returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// A stream that cannot be read, and a status that no program has: a guest must not make a program that was not started look like one
-    /// that succeeded.
+    /// A stream that cannot be read, and a status that no program has: a guest must not make a
+    /// program that was not started look like one that succeeded.
     pub fn read_from(stream: &mut impl Read) -> Result<Option<Self>, MessageError> {
         match frame::read(stream)? {
             None => Ok(None),
@@ -140,7 +140,7 @@ impl GuestMessage {
 }
 
 impl GuestMessage {
-    /// The message, if a program or a shell can have its status.
+    /// Returns the message, if its status is one that a program or a shell can have.
     fn plausible(self) -> Result<Self, MessageError> {
         let (status, statuses) = match &self {
             Self::Refused { status, .. } => (*status, 126..=127),
@@ -260,7 +260,7 @@ mod tests {
             let (mut sent, mut received) = (Vec::new(), Vec::new());
             message.write_to(&mut sent).unwrap();
             let mut rest = sent.as_slice();
-            // The second piece of a frame is cut once more.
+            // The second piece of a frame is split once more.
             for most in [3, usize::MAX, 1, usize::MAX] {
                 let count = GuestMessage::missing(&received).unwrap().min(most);
                 let (next, left) = rest.split_at(count);

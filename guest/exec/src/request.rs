@@ -1,33 +1,33 @@
-//! What is started.
+//! A request to start a program.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Most words and settings of a request.
+/// Limit of the words and settings of a request.
 const MOST: usize = 4096;
 /// Longest word, name or value in bytes: the kernel's own limit (execve(2), MAX_ARG_STRLEN).
 const LONGEST: usize = 128 << 10;
 
-/// A program to be started in the guest's root.
+/// A program to start in the guest's root.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramRequest {
-    /// The program and its arguments, in which `{disk0}` and the like stand for the guest's names. A program without a slash is
-    /// looked for on `PATH`. None: root's shell.
+    /// The program and its arguments, in which `{disk0}` and the like are placeholders for the
+    /// guest's names. A program without a slash is searched on `PATH`. Empty: root's shell.
     pub words: Vec<String>,
-    /// The folder that it starts in, `/` if none.
+    /// Its working directory; `/` if `None`.
     #[serde(default)]
     pub folder: Option<String>,
-    /// Environment variables beside the guest's own.
+    /// Environment variables in addition to the guest's own.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
-    /// The size of its terminal, if it has one. Without, its streams are pipes.
+    /// The size of its terminal. Without one, its streams are pipes.
     #[serde(default)]
     pub terminal: Option<TerminalSize>,
-    /// Folders that the guest removes once the program has ended, however that was. What is left of the program's process group is killed
-    /// first.
+    /// Folders that the guest removes once the program has ended in any way. The rest of the
+    /// program's process group is killed first.
     #[serde(default)]
     pub temporary: Vec<String>,
 }
@@ -42,22 +42,22 @@ pub struct TerminalSize {
     pub columns: u16,
 }
 
-/// Why a request can start nothing.
+/// The reason why a request can start nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RequestError {
-    /// It has too many words.
+    /// There are too many words.
     #[error("{0} words and settings: at most {MOST} are allowed")]
     TooMany(usize),
-    /// One is too long.
+    /// A word is too long.
     #[error("a word of {0} bytes: at most {LONGEST} are allowed")]
     TooLong(usize),
-    /// One cannot be given to a program.
+    /// A word cannot be passed to a program.
     #[error("{0:?} has a zero byte, or is no name of a variable")]
     Malformed(String),
 }
 
 impl ProgramRequest {
-    /// A request with these words and nothing else.
+    /// Makes a request with these words and nothing else.
     pub fn new(words: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
             words: words.into_iter().map(Into::into).collect(),
@@ -65,10 +65,10 @@ impl ProgramRequest {
         }
     }
 
-    /// Whether the kernel can take it.
+    /// Checks that the kernel can accept it.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why it cannot.
     pub fn check(&self) -> Result<(), RequestError> {
         let count = self.words.len().saturating_add(self.environment.len());
         if count > MOST {
