@@ -4,7 +4,7 @@ use std::fs::File;
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-/// What holds everywhere, where the kernel does not say: a page.
+/// The alignment that is sufficient everywhere, if the kernel does not tell it: a page.
 const PAGE: u64 = 4096;
 
 /// The alignment of a file that is read and written through the page cache anyway.
@@ -13,11 +13,11 @@ pub(crate) const PAGES: Alignment = Alignment {
     memory: PAGE,
 };
 
-/// What a file wants of direct I/O. Bytes that do not meet it need a bounce.
+/// A file's alignment for direct I/O. Bytes that do not meet it must bounce.
 ///
-/// Of a transfer between `offset` in the file and `at` in the buffer the whole blocks go peer to peer, and what is left
-/// before and after them does not. If `at` is not aligned where the first whole block starts, nothing of it is peer
-/// to peer.
+/// In a transfer between `offset` in the file and `at` in the buffer, the whole blocks go peer to
+/// peer, and the bytes before and after them do not. If the address in the buffer of the first
+/// whole block is not aligned, nothing is peer to peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
     /// Offsets and lengths in the file are multiples of this, a block's size in bytes.
@@ -27,8 +27,9 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// What the kernel says of `file` (Linux 6.1, STATX_DIOALIGN); `None` if it does not say that the file is read and
-    /// written past the page cache. Some file systems take O_DIRECT and copy all the same.
+    /// Returns the alignment that the kernel reports for `file` (Linux 6.1, STATX_DIOALIGN), or
+    /// `None` if the kernel does not report that the file is read and written without the page
+    /// cache. Some file systems accept O_DIRECT and copy all the same.
     pub(crate) fn of(file: &File) -> Option<Self> {
         let status = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
         if status.stx_dio_offset_align == 0 || status.stx_dio_mem_align == 0 {
@@ -60,30 +61,30 @@ impl Alignment {
         }
     }
 
-    /// The first block that starts at `offset` or later.
+    /// Returns the first block boundary at `offset` or later.
     pub(crate) fn up(self, offset: u64) -> Option<u64> {
         offset.checked_next_multiple_of(self.block)
     }
 
-    /// The start of the block that `offset` is in.
+    /// Returns the start of the block that contains `offset`.
     pub(crate) fn down(self, offset: u64) -> u64 {
         offset.saturating_sub(offset.checked_rem(self.block).unwrap_or(0))
     }
 }
 
-/// A transfer's parts in bytes, one after the other.
+/// The lengths of a transfer's parts in bytes, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
-    /// What comes before the first whole block, or all of it if there is no aligned one.
+    /// The bytes before the first whole block, or all bytes if there is no aligned block.
     pub(crate) head: u64,
-    /// Whole blocks: they can go peer to peer.
+    /// Whole blocks, which can go peer to peer.
     pub(crate) middle: u64,
-    /// What comes after the last whole block.
+    /// The bytes after the last whole block.
     pub(crate) tail: u64,
 }
 
 impl Split {
-    /// All through host memory.
+    /// Returns a transfer that bounces as a whole.
     pub(crate) fn bounced_whole(length: u64) -> Self {
         Split {
             head: length,
@@ -92,7 +93,7 @@ impl Split {
         }
     }
 
-    /// Bytes that do not go peer to peer.
+    /// Returns the bytes that do not go peer to peer.
     pub(crate) fn bounced(self) -> u64 {
         self.head.saturating_add(self.tail)
     }

@@ -21,21 +21,21 @@ pub(crate) struct Bounce {
     alignment: Alignment,
 }
 
-/// What one round of a transfer covers.
+/// The range that one round of a transfer covers.
 #[derive(Debug)]
 struct Round {
     /// Start and length of whole blocks in the file.
     low: u64,
     blocks: u64,
-    /// Where the wanted bytes start in them, and how many there are.
+    /// Offset of the wanted bytes in them, and their number.
     skip: u64,
     length: u64,
-    /// Where they are in the GPU's buffer.
+    /// Their offset in the GPU's buffer.
     at: u64,
 }
 
 impl Round {
-    /// Whether bytes are covered that are not wanted.
+    /// Returns `true` if the round covers bytes that are not wanted.
     fn is_partial(&self) -> bool {
         self.length < self.blocks
     }
@@ -51,7 +51,7 @@ impl Bounce {
         })
     }
 
-    /// Reads a range of the file; returns how much there was of it.
+    /// Reads a range of the file. Returns the number of bytes that it has.
     pub(crate) fn read(
         &self,
         file: &File,
@@ -69,7 +69,7 @@ impl Bounce {
         })
     }
 
-    /// Writes a range of the file; returns how much of it was taken.
+    /// Writes a range of the file. Returns the number of bytes that it took.
     pub(crate) fn write(
         &self,
         file: &File,
@@ -104,7 +104,7 @@ impl Bounce {
         while done < file_range.length() {
             let round = self.round(file_range, done);
             let moved = carry(&round)?;
-            // At once, since what has bounced has bounced, even if the next round fails.
+            // At once, since these bytes have bounced even if the next round fails.
             counters.bounced(moved);
             done = done.saturating_add(moved);
             if moved < round.length {
@@ -133,7 +133,8 @@ impl Bounce {
         }
     }
 
-    /// Reads the round's blocks from the file; returns how many bytes there are, fewer only where the file ends.
+    /// Reads the round's blocks from the file. Returns the number of bytes, which is smaller only
+    /// where the file ends.
     fn fetch(&self, file: &File, round: &Round) -> io::Result<u64> {
         self.repeat(round, |at| {
             let offset = round.low.saturating_add(at);
@@ -143,7 +144,7 @@ impl Bounce {
         })
     }
 
-    /// Writes the round's blocks to the file; returns how many bytes it took.
+    /// Writes the round's blocks to the file. Returns the number of bytes that it took.
     fn store(&self, file: &File, round: &Round) -> io::Result<u64> {
         self.repeat(round, |at| {
             let offset = round.low.saturating_add(at);
@@ -153,8 +154,9 @@ impl Bounce {
         })
     }
 
-    /// Writes just the round's bytes where the file ends before its last block does; returns how many it took. By the page
-    /// cache: whole blocks would make the file too long, and cutting it could cut what another thread has just written.
+    /// Writes only the round's bytes if the file ends within its last block. Returns the number of
+    /// bytes that it took. Uses the page cache: whole blocks would make the file too long, and
+    /// truncating it could remove bytes that another thread has just written.
     fn store_at_end(&self, file: &File, round: &Round) -> io::Result<u64> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let cached = OpenOptions::new().write(true).open(path)?;

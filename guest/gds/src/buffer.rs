@@ -12,16 +12,17 @@ use crate::span::{Span, resolve};
 use crate::uapi::{self, Space};
 use crate::{Error, Mapping, Result};
 
-/// A range of GPU memory, mapped into this process. Clones are the same range; it is freed with the last of them.
+/// A range of GPU memory, mapped into this process. Clones are the same range, which is freed with
+/// the last of them.
 ///
-/// Memory in use by a transfer is not given to another owner before the transfer has ended, whatever is freed
-/// meanwhile.
+/// Memory in use by a transfer is not given to another owner before the transfer has ended, even if
+/// it is freed earlier.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     shared: Arc<SharedBuffer>,
 }
 
-/// What the clones share.
+/// The state that the clones share.
 #[derive(Debug)]
 struct SharedBuffer {
     /// Before the memory, so that it is unmapped when the memory is freed.
@@ -30,14 +31,14 @@ struct SharedBuffer {
     mmap_offset: u64,
 }
 
-/// Where a part of a buffer lies.
+/// The location of a part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Offset in VRAM in bytes.
     pub vram_offset: u64,
-    /// Its address on the PCIe fabric, where peers reach it.
+    /// Its bus address, by which peers access it.
     pub bus_address: u64,
-    /// How many bytes follow at consecutive addresses.
+    /// Number of bytes at consecutive addresses from there.
     pub length: u64,
 }
 
@@ -62,12 +63,12 @@ impl Buffer {
         })
     }
 
-    /// Size in bytes, as it was asked for, rounded up to whole pages of the GPU.
+    /// Returns the size in bytes: the requested size, rounded up to whole pages of the GPU.
     pub fn size(&self) -> u64 {
         self.shared.memory.size
     }
 
-    /// `range` of it, for the GPU's commands.
+    /// Returns `range` of it, for the GPU's commands.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Freed`].
@@ -75,12 +76,13 @@ impl Buffer {
         self.shared.memory.span(range)
     }
 
-    /// The mapping through which files are read and written, and through which the processor loads and stores.
+    /// Returns the mapping through which files are read and written, and through which the
+    /// processor loads and stores.
     pub fn mapping(&self) -> &Mapping {
         &self.shared.mapping
     }
 
-    /// One more mapping of it, which lives on its own.
+    /// Maps it once more, independently of other mappings.
     ///
     /// # Errors
     /// [`Error::Map`]; [`Error::Freed`].
@@ -89,8 +91,8 @@ impl Buffer {
         map(&self.shared.memory, self.shared.mmap_offset)
     }
 
-    /// The driver's number of it. With the descriptor of the [`Gpu`](crate::Gpu) it shows other drivers which memory to
-    /// pin.
+    /// Returns the driver's handle of it. With the descriptor of the [`Gpu`](crate::Gpu) it tells
+    /// other drivers which memory to pin.
     ///
     /// # Errors
     /// [`Error::Freed`].
@@ -98,7 +100,7 @@ impl Buffer {
         Ok(self.shared.memory.live()?.handle)
     }
 
-    /// Where the byte at `offset` lies.
+    /// Returns the location of the byte at `offset`.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
@@ -122,9 +124,9 @@ impl Buffer {
         })
     }
 
-    /// Frees it now, also if there are clones. Mappings stay, and the driver decides what an access to them does: it
-    /// never reaches memory of another owner. Its spans are refused from now on. A command that another
-    /// thread submits at this very moment must not use it.
+    /// Frees it now, even if there are clones. Mappings stay, and the driver decides the effect of
+    /// an access to them: it never reaches memory of another owner. Its spans are refused from now
+    /// on. A command that another thread submits at this moment must not use it.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
@@ -135,8 +137,9 @@ impl Buffer {
     /// Revokes the memory from all its users: mappings, dma-bufs and pins of other drivers.
     ///
     /// # Errors
-    /// [`Error::Driver`], with EBUSY and without any effect if an importer holds it by a dma-buf that is not
-    /// [`ExportPolicy::Revocable`], with ETIMEDOUT if an importer's fence is late; [`Error::Freed`].
+    /// [`Error::Driver`], with EBUSY and without any effect if an importer holds it by a dma-buf
+    /// that is not [`ExportPolicy::Revocable`], with ETIMEDOUT if an importer's fence is late;
+    /// [`Error::Freed`].
     pub fn revoke(&self) -> Result<()> {
         let memory = &self.shared.memory;
         memory
@@ -145,7 +148,8 @@ impl Buffer {
             .map_err(|source| Error::driver(format!("revoke {memory:?}"), source))
     }
 
-    /// A dma-buf of it that is [`ExportPolicy::Revocable`], for other drivers and processes.
+    /// Exports it as a dma-buf that is [`ExportPolicy::Revocable`], for other drivers and
+    /// processes.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
@@ -153,12 +157,13 @@ impl Buffer {
         self.export_as(ExportPolicy::Revocable)
     }
 
-    /// A dma-buf of it for the importers that `policy` permits. It keeps the memory, also when the buffer is freed.
+    /// Exports it as a dma-buf for the importers that `policy` permits. The dma-buf keeps the
+    /// memory, even when the buffer is freed.
     ///
     /// # Errors
-    /// [`Error::Driver`], with EOPNOTSUPP for a policy other than [`ExportPolicy::Revocable`] if the aperture is a window: after
-    /// a reset the driver has to restore it, and an importer that cannot be notified would reach nothing meanwhile;
-    /// [`Error::Freed`].
+    /// [`Error::Driver`], with EOPNOTSUPP for a policy other than [`ExportPolicy::Revocable`] if
+    /// the aperture is a window: after a reset the driver has to restore the window, and an
+    /// importer that cannot be notified would reach nothing until then; [`Error::Freed`].
     pub fn export_as(&self, policy: ExportPolicy) -> Result<OwnedFd> {
         let memory = &self.shared.memory;
         let mut export = uapi::Export {
@@ -174,7 +179,7 @@ impl Buffer {
         Ok(take_descriptor(export.fd))
     }
 
-    /// `range` of it for file I/O, of which `driver` may have to do a part.
+    /// Returns `range` of it for file I/O, a part of which `driver` may have to do.
     pub(crate) fn resolve(
         &self,
         driver: &Arc<dyn Driver>,
@@ -196,20 +201,21 @@ fn map(memory: &BufferHandle, mmap_offset: u64) -> Result<Mapping> {
 
 #[expect(unsafe_code)]
 fn take_descriptor(fd: i32) -> OwnedFd {
-    // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
+    // SAFETY: the driver has made this descriptor for the request that has just succeeded, so
+    // nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Memory outside of the GPU that its engines reach: the host's own, or p2pmem of another device.
+/// Memory outside the GPU that its engines can access: the host's own, or p2pmem of another device.
 #[derive(Clone, Debug)]
 pub struct HostBuffer {
     shared: Arc<SharedHostBuffer>,
 }
 
-/// What the clones share.
+/// The state that the clones share.
 #[derive(Debug)]
 struct SharedHostBuffer {
-    /// Before the mapping: the GPU must lose the memory before this process gives it back.
+    /// Before the mapping: the GPU must lose the memory before this process returns it.
     memory: BufferHandle,
     mapping: Mapping,
 }
@@ -240,7 +246,8 @@ impl HostBuffer {
             size: mapping.size(),
             ..uapi::Register::default()
         };
-        // SAFETY: there are no references into a `Mapping`, and this one is unmapped after the handle is freed.
+        // SAFETY: there are no references into a `Mapping`, and this one is unmapped after the
+        // handle is freed.
         let registered = unsafe { driver.register(&mut register) };
         registered.map_err(|source| {
             Error::driver(
@@ -259,7 +266,7 @@ impl HostBuffer {
         self.shared.memory.size
     }
 
-    /// `range` of it, for the GPU's commands.
+    /// Returns `range` of it, for the GPU's commands.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
@@ -267,7 +274,7 @@ impl HostBuffer {
         self.shared.memory.span(range)
     }
 
-    /// The mapping through which the processor loads and stores.
+    /// Returns the mapping through which the processor loads and stores.
     pub fn mapping(&self) -> &Mapping {
         &self.shared.mapping
     }
@@ -299,7 +306,7 @@ impl ImportedBuffer {
         self.memory.size
     }
 
-    /// `range` of it, for the GPU's commands.
+    /// Returns `range` of it, for the GPU's commands.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].

@@ -1,4 +1,4 @@
-//! What buffers of every kind have in common: a handle of the driver that is freed once.
+//! The common part of all kinds of buffers: a handle of the driver that is freed once.
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -35,7 +35,8 @@ impl BufferHandle {
         Ok(Span::new(self, resolve(range, self.size)?))
     }
 
-    /// The handle, which must not be used once it is freed: the driver gives its number to another buffer then.
+    /// Returns the handle. It must not be used once it is freed, since the driver then gives its
+    /// number to another buffer.
     pub(crate) fn live(&self) -> Result<uapi::Handle> {
         if self.freed.load(Ordering::Acquire) {
             return Err(Error::Freed);
@@ -46,7 +47,8 @@ impl BufferHandle {
         })
     }
 
-    /// The handle, for a request to `driver`: handles are numbers of one opening, and mean other memory in another.
+    /// Returns the handle, for a request to `driver`: handles are numbers of one opening, and refer
+    /// to other memory in another.
     pub(crate) fn live_for(&self, driver: &Arc<dyn Driver>) -> Result<uapi::Handle> {
         if !Arc::ptr_eq(&self.driver, driver) {
             return Err(Error::ForeignBuffer);
@@ -77,7 +79,8 @@ impl fmt::Debug for BufferHandle {
 
 impl Drop for BufferHandle {
     fn drop(&mut self) {
-        // There is no caller for a failure, and closing the device file frees the handle at last.
+        // There is no caller to report a failure to, and closing the device file frees the handle
+        // at last.
         let _ = self.free();
     }
 }

@@ -1,4 +1,4 @@
-//! What the GPU can do.
+//! The GPU's commands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::span::Span;
 use crate::uapi::{OPERANDS, Operand, Submit};
 use crate::{Error, Result};
 
-/// Operands of a launch that say its shape.
+/// Operands of a launch that describe its shape.
 const GRID: usize = 11;
 const BLOCK: usize = 12;
 
@@ -18,61 +18,63 @@ const BINS_BYTES: u64 = 1024;
 /// A command. All operands may lie in GPU memory or elsewhere, in any combination.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a> {
-    /// Nothing: its fence shows that everything before is done.
+    /// Nothing: its fence shows that all earlier commands are done.
     Nop,
-    /// Copies; both of one length.
+    /// Copies between operands of the same length.
     Copy {
-        /// What is read.
+        /// The source.
         from: Span<'a>,
-        /// What is written.
+        /// The destination.
         to: Span<'a>,
     },
     /// Fills with a pattern of 8 bytes, little-endian, repeated.
     Fill {
-        /// What is written.
+        /// The destination.
         to: Span<'a>,
         /// The pattern.
         pattern: u64,
     },
-    /// Compares; both of one length. The result is the offset of the first difference, or the length.
+    /// Compares operands of the same length. The result is the offset of the first difference, or
+    /// the length.
     Compare {
         /// One.
         first: Span<'a>,
         /// The other.
         second: Span<'a>,
     },
-    /// The result is the CRC-32C (Castagnoli, as iSCSI has it).
+    /// Computes the CRC-32C (Castagnoli, as in iSCSI), which is the result.
     Crc32c {
-        /// What is read.
+        /// The data.
         from: Span<'a>,
     },
-    /// Runs a kernel in `grid * block` threads; the device takes blocks of up to 1024 threads, 2^24 threads in all.
+    /// Runs a kernel in `grid * block` threads. The device accepts blocks of up to 1024 threads,
+    /// and 2^24 threads in all.
     Launch {
-        /// What each thread does.
+        /// The kernel that each thread runs.
         kernel: Kernel<'a>,
-        /// Blocks.
+        /// Number of blocks.
         grid: u32,
-        /// Threads of a block.
+        /// Number of threads of a block.
         block: u32,
     },
-    /// Writes a word in one access: to memory, or to a register of a peer, such as a doorbell. A reader that sees the word also
-    /// sees all that the commands before it wrote.
+    /// Writes a word in one access: to memory, or to a register of a peer, such as a doorbell. A
+    /// reader that sees the word also sees everything that earlier commands wrote.
     WriteWord {
         /// 4 or 8 bytes, at a multiple of that.
         to: Span<'a>,
-        /// The value; of 4 bytes the low half.
+        /// The value. For 4 bytes, its low half.
         value: u64,
     },
-    /// Waits until `word & mask == value`, and longer than the limit at no time; the result is the word. What commands behind
-    /// it read is not older than the word.
+    /// Waits until `word & mask == value`, but not longer than the limit. The result is the word.
+    /// Later commands read memory that is no older than the word.
     Wait {
         /// 4 or 8 bytes, at a multiple of that.
         word: Span<'a>,
-        /// What it is to be.
+        /// The expected value.
         value: u64,
-        /// The bits of it that are looked at.
+        /// The bits of it that are compared.
         mask: u64,
-        /// How long at most; zero for as long as the GPU lets a command be.
+        /// The time limit, or zero for the GPU's own limit of a command.
         limit: Duration,
     },
 }
@@ -110,7 +112,7 @@ pub enum Kernel<'a> {
         /// Elements.
         elements: u64,
     },
-    /// Adds to each of 256 counters (u32) how often its number occurs among the bytes.
+    /// Adds to each of 256 counters (u32) the number of its occurrences among the bytes.
     Histogram {
         /// Read.
         bytes: Span<'a>,
@@ -121,11 +123,11 @@ pub enum Kernel<'a> {
     AtomicAdd {
         /// The counter.
         counter: Span<'a>,
-        /// What is added.
+        /// The addend.
         value: u64,
     },
-    /// Drives queues of a disk: what [`GpuQueue`](crate::GpuQueue) submits, for programs that lay out queues by themselves
-    /// (devices/gpu/INTERFACE.md has the layout of state and requests, and what the result says).
+    /// Drives queues of a disk, as [`GpuQueue`](crate::GpuQueue) submits it, for programs that lay
+    /// out queues by themselves (devices/gpu/INTERFACE.md describes state, requests and result).
     NvmeIo(NvmeIo<'a>),
 }
 
@@ -144,11 +146,11 @@ pub struct NvmeIo<'a> {
     pub state: Span<'a>,
     /// The requests: 32 bytes for each.
     pub requests: Span<'a>,
-    /// The most commands in progress; 0 for as many as the queues take.
+    /// Limit of the commands in progress, or 0 for as many as the queues take.
     pub depth: u16,
     /// The namespace (NSID).
     pub nsid: u32,
-    /// How long from one completion to the next at most; zero for as long as the GPU lets a command be.
+    /// Time limit from one completion to the next, or zero for the GPU's own limit of a command.
     pub limit: Duration,
 }
 
@@ -179,7 +181,7 @@ impl NvmeIo<'_> {
 }
 
 impl Command<'_> {
-    /// The command as `driver` takes it.
+    /// Returns the command in the form that `driver` takes.
     pub(crate) fn encode(&self, driver: &Arc<dyn Driver>) -> Result<Submit> {
         let builder = Builder::new(driver);
         let built = match *self {
@@ -324,7 +326,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// `span` as operand `index`, of which the command touches the first `needed` bytes.
+    /// Sets `span` as operand `index`. The command touches its first `needed` bytes.
     fn address(mut self, index: usize, span: Span<'_>, needed: u64) -> Result<Self> {
         if needed > span.length() {
             return Err(Error::ShortOperand {
@@ -365,7 +367,7 @@ mod tests {
     use crate::fake::gpu_with;
     use crate::uapi::Space;
 
-    /// A GPU, and handle 7 of its memory.
+    /// Returns a GPU, and handle 7 of its memory.
     fn lab() -> (Gpu, BufferHandle) {
         let (_, gpu) = gpu_with(1 << 20);
         let vram = BufferHandle::new(&gpu.driver, Space::Vram, 7, 1000);

@@ -17,7 +17,8 @@ use crate::{Buffer, Doorbells, Error, Gpu, GpuQueue, Result};
 /// The device file of the module `peerbar_nvme_queues`.
 const NODE: &str = "/dev/peerbar-nvme-queues";
 
-/// I/O queues of a disk beside those of Linux' nvme, which keeps the disk. The module `peerbar_nvme_queues` makes them.
+/// I/O queues of a disk in addition to those of Linux' nvme, which keeps the disk. The module
+/// `peerbar_nvme_queues` makes them.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -45,11 +46,12 @@ const NODE: &str = "/dev/peerbar-nvme-queues";
 /// # }
 /// ```
 ///
-/// The disk must grant more queues than Linux asks for, and the process needs `CAP_SYS_RAWIO`: commands of these queues reach all
-/// memory that Linux has mapped for the disk, and without an IOMMU all memory.
+/// The disk must grant more queues than Linux asks for, and the process needs `CAP_SYS_RAWIO`:
+/// commands of these queues reach all memory that Linux has mapped for the disk, and without an
+/// IOMMU all memory.
 ///
-/// Memory that is mapped for the disk stays until it is unmapped, also when its buffer is freed. If it is revoked
-/// ([`Buffer::revoke`]), all queues made by this value are deleted.
+/// Memory that is mapped for the disk stays until it is unmapped, even when its buffer is freed. If
+/// it is revoked ([`Buffer::revoke`]), all queues made by this value are deleted.
 #[derive(Clone, Debug)]
 pub struct DiskQueues {
     attached: Arc<Attached>,
@@ -63,8 +65,8 @@ struct Attached {
     of_linux: u32,
 }
 
-/// A buffer that a disk reaches. Dropping it unmaps it: at once, or with the last [`QueuePair`] of its [`DiskQueues`], whose commands may
-/// use it.
+/// A buffer that a disk can access. Dropping it unmaps it: at once, or with the last [`QueuePair`]
+/// of its [`DiskQueues`], whose commands may use it.
 #[derive(Debug)]
 pub struct DiskMemory {
     attached: Arc<Attached>,
@@ -76,14 +78,14 @@ pub struct DiskMemory {
 /// A pair of queues. Dropping it deletes them.
 #[derive(Debug)]
 pub struct QueuePair {
-    /// What the queues are in. It is unmapped after they are deleted.
+    /// The memory of the queues. It is unmapped after they are deleted.
     memory: DiskMemory,
     number: u32,
     tail: u64,
     head: u64,
 }
 
-/// What has become of a pair of queues.
+/// The state of a pair of queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueState {
     /// The disk has it.
@@ -92,11 +94,11 @@ pub enum QueueState {
     Reset,
     /// Memory was revoked, and the queues were deleted.
     Revoked,
-    /// Linux' driver has left the disk. The queues were deleted before.
+    /// Linux' driver has left the disk. The queues were deleted before that.
     Removed,
 }
 
-/// A request that takes a structure and answers in it.
+/// A request that takes a structure and returns its results in it.
 macro_rules! update {
     ($self:expr, $request:ident, $value:expr, $what:expr) => {{
         // SAFETY: the request's number names exactly this type, which is plain numbers without holes.
@@ -125,10 +127,11 @@ fn refused(what: impl Into<String>, source: impl Into<io::Error>) -> Error {
 }
 
 impl DiskQueues {
-    /// Takes the disk whose controller is `node`, as `/dev/nvme0`.
+    /// Takes the disk whose controller is `node`, such as `/dev/nvme0`.
     ///
     /// # Errors
-    /// [`Error::DiskQueues`]: without the module or the right to use it, or if `node` is no controller that nvme drives.
+    /// [`Error::DiskQueues`]: without the module or the right to use it, or if `node` is not a
+    /// controller that nvme drives.
     pub fn open(node: &Path) -> Result<Self> {
         let open = |path: &Path| {
             let file = OpenOptions::new().read(true).write(true).open(path);
@@ -158,12 +161,12 @@ impl DiskQueues {
         })
     }
 
-    /// How many pairs of I/O queues the disk has granted.
+    /// Returns the number of pairs of I/O queues that the disk has granted.
     pub fn granted(&self) -> u32 {
         self.attached.granted
     }
 
-    /// How many of them Linux has.
+    /// Returns the number of these that Linux uses.
     pub fn of_linux(&self) -> u32 {
         self.attached.of_linux
     }
@@ -171,8 +174,8 @@ impl DiskQueues {
     /// Maps a buffer for the disk, for data of its commands.
     ///
     /// # Errors
-    /// [`Error::DiskQueues`], with EINVAL where the kernel has no way for peer-to-peer DMA between the two devices; those of
-    /// [`Buffer::export`].
+    /// [`Error::DiskQueues`], with EINVAL if the kernel has no way for peer-to-peer DMA between the
+    /// two devices; those of [`Buffer::export`].
     pub fn map(&self, buffer: &Buffer) -> Result<DiskMemory> {
         let dma_buf = buffer.export()?;
         let mut map = uapi::Map {
@@ -188,11 +191,12 @@ impl DiskQueues {
         })
     }
 
-    /// Creates a pair of queues of the disk in the memory of `queue`, which stays mapped for the disk.
+    /// Creates a pair of queues of the disk in the memory of `queue`, which stays mapped for the
+    /// disk.
     ///
     /// # Errors
-    /// [`Error::DiskQueues`], with ENOSPC if the disk has granted no more queues than Linux and others have, with EAGAIN if Linux has reset
-    /// the disk meanwhile; those of [`DiskQueues::map`].
+    /// [`Error::DiskQueues`], with ENOSPC if the disk has granted no more queues than Linux and
+    /// others have, with EAGAIN if Linux has reset the disk since; those of [`DiskQueues::map`].
     pub fn create(&self, queue: &GpuQueue) -> Result<QueuePair> {
         let memory = self.map(queue.memory())?;
         let mut create = uapi::Create {
@@ -217,12 +221,12 @@ impl DiskQueues {
 }
 
 impl DiskMemory {
-    /// The address of its first byte for the disk; the others follow.
+    /// Returns the disk's address for its first byte. The others follow.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes it has.
+    /// Returns its length in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -230,7 +234,8 @@ impl DiskMemory {
 
 impl Drop for DiskMemory {
     fn drop(&mut self) {
-        // It fails only where there is no such mapping. The module keeps it as long as there are queues.
+        // This fails only if there is no such mapping. The module keeps it as long as there are
+        // queues.
         let _ = set!(
             self.attached,
             UNMAP,
@@ -243,13 +248,13 @@ impl Drop for DiskMemory {
 }
 
 impl QueuePair {
-    /// The number of both queues.
+    /// Returns the number of both queues.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The doorbells of the pair, for queues that `gpu` has. They are revoked with the last value of [`DiskQueues`] and [`QueuePair`], and when
-    /// Linux' driver leaves the disk.
+    /// Returns the doorbells of the pair, for queues that `gpu` has. They are revoked with the last
+    /// value of [`DiskQueues`] and [`QueuePair`], and when Linux' driver leaves the disk.
     ///
     /// # Errors
     /// [`Error::DiskQueues`]; those of [`Gpu::import`].
@@ -259,7 +264,8 @@ impl QueuePair {
         // SAFETY: as above; the driver touches nothing but the structure.
         let exported = unsafe { ioctl(&self.memory.attached.file, request) };
         let exported = exported.map_err(|source| refused("export the doorbells", source))?;
-        // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
+        // SAFETY: the driver has made this descriptor for the request that has just succeeded, so
+        // nothing else owns it.
         let registers = unsafe { OwnedFd::from_raw_fd(exported.fd) };
         Ok(Doorbells {
             registers: gpu.import(registers)?,
@@ -268,7 +274,7 @@ impl QueuePair {
         })
     }
 
-    /// Asks the disk whether it has the queues.
+    /// Asks the disk for the state of the queues.
     ///
     /// # Errors
     /// [`Error::DiskQueues`], with EIO if the disk does not answer.
@@ -294,7 +300,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // It fails only where there is no such pair.
+        // This fails only if there is no such pair.
         let _ = set!(
             self.memory.attached,
             DELETE,

@@ -1,4 +1,4 @@
-//! The door to the GPU's driver: one method for each request of its device file.
+//! The interface to the GPU's driver: one method for each request of its device file.
 
 #![expect(unsafe_code)]
 
@@ -12,17 +12,17 @@ use rustix::ioctl::{Getter, Setter, Updater, ioctl};
 
 use crate::uapi;
 
-/// What the driver does for us; the tests have one without a GPU.
+/// The driver's requests. The tests have an implementation without a GPU.
 pub(crate) trait Driver: fmt::Debug + Send + Sync {
-    /// The device file: mappings are made of it, and it can be polled.
+    /// Returns the device file: mappings are made of it, and it can be polled.
     fn file(&self) -> BorrowedFd<'_>;
     fn info(&self) -> io::Result<uapi::Info>;
     fn alloc(&self, alloc: &mut uapi::Alloc) -> io::Result<()>;
     fn free(&self, handle: uapi::Handle) -> io::Result<()>;
     fn query(&self, query: &mut uapi::Query) -> io::Result<()>;
     /// # Safety
-    /// The GPU may write to the memory as long as the handle lives: it must not be memory that Rust has references to,
-    /// and it must stay mapped.
+    /// The GPU may write to the memory as long as the handle lives: it must not be memory that Rust
+    /// has references to, and it must stay mapped.
     unsafe fn register(&self, register: &mut uapi::Register) -> io::Result<()>;
     fn submit(&self, submit: &mut uapi::Submit) -> io::Result<()>;
     fn wait(&self, wait: &mut uapi::Wait) -> io::Result<()>;
@@ -45,7 +45,7 @@ impl Node {
     }
 }
 
-/// A request that takes a structure and answers in it.
+/// A request that takes a structure and returns its results in it.
 macro_rules! update {
     ($self:ident, $request:ident, $value:ident) => {{
         // SAFETY: the request's number names exactly this type, which is plain numbers without holes.

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of this library.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::{Direction, Fault};
 /// Result of this library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, with the kernel's own reason as its source where it has one.
+/// An error, with the kernel's own reason as its source if there is one.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
@@ -35,7 +35,7 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// The module that makes queues beside those of Linux' nvme refuses a request.
+    /// The module that makes queues in addition to those of Linux' nvme refuses a request.
     #[error("the module peerbar_nvme_queues does not {what}")]
     DiskQueues {
         /// The request: "create queues of the disk".
@@ -46,9 +46,9 @@ pub enum Error {
     /// Memory cannot be mapped.
     #[error("cannot map {length} bytes of {what}")]
     Map {
-        /// Whose memory.
+        /// The owner of the memory.
         what: &'static str,
-        /// How many bytes.
+        /// Its length in bytes.
         length: u64,
         /// The kernel's reason.
         source: io::Error,
@@ -59,13 +59,13 @@ pub enum Error {
     /// The buffer was freed.
     #[error("the buffer has been freed")]
     Freed,
-    /// The buffer was made by another opening of a GPU than the one that is to use it.
+    /// The buffer was made by another opening of a GPU than the one that must use it.
     #[error(
         "the buffer belongs to another opening of a GPU; use the one that made it or a clone of that, or pass the memory on \
          as a dma-buf"
     )]
     ForeignBuffer,
-    /// Two operands of a command must be of one length.
+    /// Two operands of a command must have the same length.
     #[error("the command's operands are of {left} and {right} bytes; they must be of one length")]
     Lengths {
         /// Length of the first.
@@ -73,7 +73,7 @@ pub enum Error {
         /// Length of the second.
         right: u64,
     },
-    /// An operand of a kernel is shorter than what the kernel's threads go through.
+    /// An operand of a kernel is too short for the kernel's threads.
     #[error("the kernel needs {needed} bytes of its operand, which has {given}")]
     ShortOperand {
         /// Bytes that the kernel accepts.
@@ -81,13 +81,13 @@ pub enum Error {
         /// Bytes of the operand.
         given: u64,
     },
-    /// The GPU could not do a command. Its channel has been restarted.
+    /// The GPU could not execute a command. Its channel has been restarted.
     #[error("the GPU did not do the command: {0}")]
     Fault(Fault),
-    /// A command was not done in time. It may still be done.
+    /// A command was not done in time. It may still be done later.
     #[error("the GPU has not done the command within {} ms", .0.as_millis())]
     TimedOut(Duration),
-    /// The file cannot be opened for I/O past the page cache.
+    /// The file cannot be opened for I/O without the page cache.
     #[error("cannot open {} past the page cache{}", path.display(), no_direct_io(source))]
     OpenFile {
         /// The file.
@@ -95,14 +95,16 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// The kernel does not say that it reads and writes the file past the page cache, and the policy forbids a bounce.
+    /// The kernel does not report that it reads and writes the file without the page cache, and the
+    /// policy forbids a bounce.
     #[error(
         "{} would pass through the page cache, so through host memory: its file system may take O_DIRECT, but the kernel does \
          not say that it heeds it (STATX_DIOALIGN), as it says of block devices, ext4 and xfs; use one of those, or allow a \
          bounce", .0.display()
     )]
     NotDirect(PathBuf),
-    /// The transfer is not aligned as peer to peer needs it, and the policy forbids a bounce.
+    /// The transfer does not have the alignment for peer-to-peer DMA, and the policy forbids a
+    /// bounce.
     #[error(
         "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that takes whole blocks of \
          {block} bytes of the file and multiples of {memory} bytes in the buffer; align them, or allow a bounce", path.display()
@@ -110,15 +112,15 @@ pub enum Error {
     Unaligned {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// Its offset in the file.
         offset: u64,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         length: u64,
-        /// Bytes of them that would have to go through host memory.
+        /// Bytes that would have to go through host memory.
         bounced: u64,
-        /// What offsets and lengths in the file must be multiples of.
+        /// The unit of offsets and lengths in the file.
         block: u64,
-        /// What offsets in the buffer must be multiples of.
+        /// The unit of offsets in the buffer.
         memory: u64,
     },
     /// The kernel does not do peer-to-peer DMA between the file's disk and the GPU.
@@ -127,7 +129,7 @@ pub enum Error {
          a bounce", at.path.display(), at.direction, at.length, at.offset, what_it_takes(source)
     )]
     PeerToPeer {
-        /// What was to be moved.
+        /// The requested transfer.
         at: FileTransfer,
         /// The kernel's reason: EREMOTEIO of older kernels, EINVAL of newer ones, EFAULT for the window of an aperture,
         /// which has no pages.
@@ -138,7 +140,7 @@ pub enum Error {
         "{at} met a buffer without memory: it was revoked or freed, or its GPU is gone; allocate another"
     )]
     Withdrawn {
-        /// What was to be moved.
+        /// The requested transfer.
         at: FileTransfer,
         /// The kernel's reason, EFAULT.
         source: io::Error,
@@ -146,7 +148,7 @@ pub enum Error {
     /// A transfer failed for any other reason.
     #[error("{at} failed{}", no_leave(source))]
     Transfer {
-        /// What was to be moved.
+        /// The requested transfer.
         at: FileTransfer,
         /// The kernel's reason.
         source: io::Error,
@@ -154,15 +156,15 @@ pub enum Error {
     /// A write ended early.
     #[error("{at} ended after {done}")]
     ShortWrite {
-        /// What was to be moved.
+        /// The requested transfer.
         at: FileTransfer,
-        /// Bytes that were.
+        /// Bytes that were written.
         done: u64,
     },
-    /// A file operation that is no transfer failed.
+    /// A file operation other than a transfer failed.
     #[error("cannot {what} {}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -181,39 +183,40 @@ pub enum Error {
     /// There are more requests than the GPU's queue has room for.
     #[error("{given} requests, where the GPU's queue was made for {most} at a time")]
     TooManyRequests {
-        /// How many there are.
+        /// Number of requests.
         given: usize,
-        /// How many there may be.
+        /// Maximum number of requests.
         most: u16,
     },
-    /// A request for the GPU's queue is of a number of logical blocks that a command of the disk cannot have.
+    /// A request for the GPU's queue has a number of logical blocks that is not valid in a command
+    /// of the disk.
     #[error("request {index} is of {blocks} logical blocks; a command takes 1 to 65536")]
     Blocks {
-        /// Which of the requests.
+        /// Index of the request.
         index: usize,
         /// Its blocks.
         blocks: u32,
     },
-    /// io_uring does not do what it should.
+    /// An io_uring call failed.
     #[error("cannot {what} an io_uring; sysctl kernel.io_uring_disabled may forbid it")]
     Ring {
-        /// What was tried.
+        /// The call.
         what: &'static str,
         /// The kernel's reason.
         source: io::Error,
     },
 }
 
-/// A transfer between a file and a buffer, as it was asked for.
+/// A transfer between a file and a buffer, as it was requested.
 #[derive(Clone, Debug)]
 pub struct FileTransfer {
     /// The file.
     pub path: PathBuf,
     /// The direction.
     pub direction: Direction,
-    /// Where in the file.
+    /// Its offset in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub length: u64,
 }
 
@@ -229,14 +232,14 @@ impl fmt::Display for FileTransfer {
 }
 
 impl Error {
-    /// The driver does not do `what`.
+    /// Returns the error for a refused request, `what`.
     pub(crate) fn driver(what: impl Into<String>, source: io::Error) -> Self {
         let what = what.into();
         Error::Driver { what, source }
     }
 }
 
-/// The way out where a file system has no direct I/O.
+/// Returns the remedy if a file system has no direct I/O.
 fn no_direct_io(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EINVAL) => "; its file system does not take O_DIRECT, as ext4 and xfs do",
@@ -244,7 +247,7 @@ fn no_direct_io(source: &io::Error) -> &'static str {
     }
 }
 
-/// The way out where the file may not be written.
+/// Returns the remedy if the file may not be written.
 fn no_leave(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EBADF) => "; open it with FileOptions::write(true)",
@@ -252,7 +255,7 @@ fn no_leave(source: &io::Error) -> &'static str {
     }
 }
 
-/// What peer-to-peer DMA needs that is missing.
+/// Returns the missing requirement of peer-to-peer DMA.
 fn what_it_takes(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EFAULT) => {
@@ -265,7 +268,8 @@ fn what_it_takes(source: &io::Error) -> &'static str {
     }
 }
 
-/// Whether a failed direct transfer, aligned as it should be, was refused because of whose memory it is.
+/// Returns `true` if a failed direct transfer, aligned as it should be, was refused because of the
+/// owner of the memory.
 pub(crate) fn refuses_peer_memory(source: &io::Error) -> bool {
     matches!(
         source.raw_os_error(),

@@ -1,8 +1,9 @@
-//! What a dma-buf of a buffer promises to its importers.
+//! The guarantees of a dma-buf of a buffer for its importers.
 
 use crate::uapi;
 
-/// What a dma-buf of a buffer promises to the drivers that import it, and so which of them may.
+/// The guarantees of a dma-buf of a buffer for the drivers that import it, and thus the drivers
+/// that may do so.
 ///
 /// ```no_run
 /// use peerbar_gds::{ExportPolicy, Gpu};
@@ -23,26 +24,28 @@ use crate::uapi;
 /// # }
 /// ```
 ///
-/// An importer that a policy does not permit gets EOPNOTSUPP when it attaches, and ENODEV once the buffer is revoked. Where the
-/// kernel has no way for peer-to-peer DMA between the two devices, the importer gets EINVAL when it maps (EREMOTEIO of older
-/// kernels), and the kernel's log has the reason.
+/// An importer that a policy does not permit gets EOPNOTSUPP when it attaches, and ENODEV once the
+/// buffer is revoked. If the kernel has no way for peer-to-peer DMA between the two devices, the
+/// importer gets EINVAL when it maps (EREMOTEIO of older kernels), and the kernel's log has the
+/// reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExportPolicy {
-    /// The memory can be revoked at any time. For dynamic importers that can be notified of it, as irdma, mlx5, virtio-gpu and
-    /// this GPU's own driver.
+    /// The memory can be revoked at any time. For dynamic importers that can be notified of it,
+    /// such as irdma, mlx5, virtio-gpu and this GPU's own driver.
     #[default]
     Revocable,
-    /// The memory is not revoked while an importer has pinned it. For all dynamic importers that take memory of a peer, also
-    /// those that cannot be notified, as efa, mana, ionic and bnxt_re.
+    /// The memory is not revoked while an importer has pinned it. For all dynamic importers that
+    /// accept a peer's memory, including those that cannot be notified, such as efa, mana, ionic
+    /// and bnxt_re.
     Pinned,
-    /// As [`ExportPolicy::Pinned`], and also for importers that attach statically, as devmem TCP and io_uring's zero-copy
-    /// receive. These cannot say that they take memory of a peer: the program that exports must know that the importer uses
-    /// DMA addresses only.
+    /// Like [`ExportPolicy::Pinned`], and also for importers that attach statically, such as devmem
+    /// TCP and io_uring's zero-copy receive. These cannot declare that they accept a peer's memory:
+    /// the exporting program must know that the importer uses only DMA addresses.
     Static,
 }
 
 impl ExportPolicy {
-    /// As the driver's interface has it.
+    /// Returns the code in the driver's interface.
     pub(crate) fn code(self) -> u32 {
         match self {
             ExportPolicy::Revocable => uapi::EXPORT_REVOCABLE,

@@ -14,7 +14,7 @@ use crate::alignment::{Alignment, PAGES};
 use crate::driver::Driver;
 use crate::{Buffer, Gpu, GpuFile, Policy, uapi};
 
-/// Blocks of the disk whose queues the GPU has.
+/// Number of blocks of the disk whose queues the GPU has.
 pub(crate) const DISK_BLOCKS: u64 = 1000;
 
 /// The driver. Its GPU can copy and compare.
@@ -28,7 +28,7 @@ pub(crate) struct Fake {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where each handle's memory starts: in VRAM, or in this process.
+    /// Start of each handle's memory: in VRAM, or in this process.
     handles: BTreeMap<u32, u64>,
     /// The newest handle.
     next: u32,
@@ -36,7 +36,7 @@ struct State {
     results: Vec<u64>,
 }
 
-/// A GPU with `bytes` of memory.
+/// Makes a GPU with `bytes` of memory.
 pub(crate) fn gpu_with(bytes: u64) -> (Arc<Fake>, Gpu) {
     let vram = File::from(memfd_create("vram", MemfdFlags::CLOEXEC).unwrap());
     ftruncate(&vram, bytes).unwrap();
@@ -51,7 +51,7 @@ pub(crate) fn gpu_with(bytes: u64) -> (Arc<Fake>, Gpu) {
     (fake, gpu)
 }
 
-/// The file, opened as [`FileOptions`](crate::FileOptions) does, whether or not its file system copies.
+/// Opens the file as [`FileOptions`](crate::FileOptions) does, even if its file system copies.
 pub(crate) fn open_anywhere(gpu: &Gpu, path: &Path, policy: Policy) -> GpuFile {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_DIRECT);
@@ -60,7 +60,7 @@ pub(crate) fn open_anywhere(gpu: &Gpu, path: &Path, policy: Policy) -> GpuFile {
     GpuFile::new(gpu, file, path.to_owned(), policy, alignment)
 }
 
-/// What a buffer holds.
+/// Returns bytes of a buffer.
 pub(crate) fn bytes_of(buffer: &Buffer, at: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     buffer.mapping().read(at as u64, &mut bytes).unwrap();
@@ -68,21 +68,21 @@ pub(crate) fn bytes_of(buffer: &Buffer, at: usize, length: usize) -> Vec<u8> {
 }
 
 impl Fake {
-    /// How many handles are live.
+    /// Returns the number of live handles.
     pub(crate) fn handles(&self) -> usize {
         self.state.lock().unwrap().handles.len()
     }
 
     fn add(&self, start: u64) -> u32 {
         let mut state = self.state.lock().unwrap();
-        // None comes again soon, as the driver gives them.
+        // Handles are not reused soon, as in the driver.
         state.next += 1;
         let handle = state.next;
         state.handles.insert(handle, start);
         handle
     }
 
-    /// Where an operand lies.
+    /// Returns the location of an operand.
     fn find(&self, operand: uapi::Operand) -> io::Result<(&File, u64)> {
         let state = self.state.lock().unwrap();
         let start = state.handles.get(&operand.handle);
@@ -94,7 +94,8 @@ impl Fake {
         Ok((file, start + operand.offset))
     }
 
-    /// Carries out the kernel `nvme io` on a disk of [`DISK_BLOCKS`] blocks: what lies beyond has the status LBA Out of Range.
+    /// Executes the kernel `nvme io` on a disk of [`DISK_BLOCKS`] blocks: requests beyond these
+    /// have the status LBA Out of Range.
     fn serve_queue(&self, submit: &uapi::Submit) -> io::Result<u64> {
         let [.., state, requests, count] = submit.operand.first_chunk::<7>().unwrap();
         let (vram, requests) = self.find(*requests)?;

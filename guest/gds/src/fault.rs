@@ -1,4 +1,4 @@
-//! Why the GPU did not do a command.
+//! The reasons why the GPU did not execute a command.
 
 use std::fmt;
 
@@ -7,30 +7,30 @@ use crate::uapi;
 /// A fault code of the device or, from 256 on, of its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// An access met a part of the aperture behind which there is no memory.
+    /// An access met a part of the aperture without memory.
     NoPage,
     /// DMA of the command was refused or had no completer.
     Dma,
-    /// An address beyond VRAM.
+    /// An address is beyond VRAM.
     OutOfVram,
-    /// The device does not know the command, or its numbers.
+    /// The device does not know the command, or its numbers are invalid.
     BadCommand,
     /// The driver's ring was damaged.
     BadRing,
-    /// Lengths beyond what the device does in one command.
+    /// Lengths exceed the limits of one command.
     TooLong,
-    /// The GPU has worked on the command for longer than it may.
+    /// The GPU has worked on the command for longer than allowed.
     TimeOut,
     /// A disk has completed a command that was not in progress on its queue.
     BadCompletion,
-    /// A rule for faults had it fail.
+    /// A fault rule made it fail.
     Injected,
-    /// A reset of the GPU ended it before it was done, and it is none that can be repeated. What it had to do may be done
-    /// in part.
-    Reset,
-    /// The exporter of an imported dma-buf has taken its memory away, and commands that use it were not done 10 s later. These fail,
-    /// and with them one of the same [`Gpu`](crate::Gpu) that was in progress then and cannot be repeated. What they had to do may be
+    /// A reset of the GPU ended it before it was done, and it cannot be repeated. It may have been
     /// done in part.
+    Reset,
+    /// The exporter of an imported dma-buf has taken its memory away, and commands that use it were
+    /// not done 10 s later. They fail, and so does a command of the same [`Gpu`](crate::Gpu) that
+    /// was in progress and cannot be repeated. They may have been done in part.
     Revoked,
     /// A code that this library does not know.
     Other(u32),

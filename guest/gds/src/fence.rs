@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::driver::Driver;
 use crate::{Error, Fault, Result, uapi};
 
-/// A command that was submitted. Dropping it does not call the command off.
+/// A submitted command. Dropping the fence does not cancel the command.
 #[derive(Debug)]
 #[must_use = "the command may go on after its buffers are freed"]
 pub struct Fence {
@@ -16,11 +16,11 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Waits until the command is done; returns its result, 0 where it has none.
+    /// Waits until the command is done. Returns its result, or 0 if it has none.
     ///
     /// # Errors
-    /// [`Error::Fault`] if the GPU could not do it; [`Error::TimedOut`], after which it can be waited for again;
-    /// [`Error::Driver`].
+    /// [`Error::Fault`] if the GPU could not execute it; [`Error::TimedOut`], after which it can be
+    /// waited for again; [`Error::Driver`].
     pub fn wait(&self, time_out: Duration) -> Result<u64> {
         let deadline = Instant::now().checked_add(time_out);
         loop {

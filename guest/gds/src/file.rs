@@ -37,14 +37,15 @@ impl fmt::Display for Direction {
     }
 }
 
-/// A file or block device, opened past the page cache with [`FileOptions`](crate::FileOptions). Clones are the same
-/// file and count together. Threads may use it at once; their bounces take turns.
+/// A file or block device, opened without the page cache by [`FileOptions`](crate::FileOptions).
+/// Clones are the same file and count together. Several threads may use it at once; their bounces
+/// take turns.
 #[derive(Clone, Debug)]
 pub struct GpuFile {
     shared: Arc<SharedFile>,
 }
 
-/// What the clones share.
+/// The state that the clones share.
 #[derive(Debug)]
 struct SharedFile {
     gpu: Gpu,
@@ -61,9 +62,9 @@ struct SharedFile {
 #[derive(Clone, Debug)]
 pub(crate) struct Transfer {
     pub(crate) direction: Direction,
-    /// Where in the file.
+    /// Its offset in the file.
     pub(crate) offset: u64,
-    /// Where in the buffer.
+    /// Its range of the buffer.
     pub(crate) range: Range<u64>,
     pub(crate) split: Split,
 }
@@ -73,7 +74,7 @@ impl Transfer {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// The range of `length` bytes that starts `skip` bytes after the start.
+    /// Returns the range of `length` bytes that starts `skip` bytes after the start.
     fn file_range(&self, skip: u64, length: u64) -> FileRange {
         let start = self.range.start.saturating_add(skip);
         FileRange {
@@ -83,7 +84,7 @@ impl Transfer {
         }
     }
 
-    /// The part that is peer to peer.
+    /// Returns the peer-to-peer part.
     pub(crate) fn middle(&self) -> FileRange {
         self.file_range(self.split.head, self.split.middle)
     }
@@ -102,7 +103,7 @@ impl FileRange {
         self.range.end.saturating_sub(self.range.start)
     }
 
-    /// What is left of it after the first `done` bytes.
+    /// Returns the rest after the first `done` bytes.
     fn after(&self, done: u64) -> FileRange {
         FileRange {
             direction: self.direction,
@@ -134,14 +135,15 @@ impl GpuFile {
         }
     }
 
-    /// Reads into all of `range` of `buffer`, from `offset` in the file on; returns how many bytes there were, fewer
-    /// only where the file ends. Of the last block of a file more of the buffer's range may change than is returned.
+    /// Reads into all of `range` of `buffer`, from `offset` in the file on. Returns the number of
+    /// bytes read, which is smaller only where the file ends. At the last block of a file more of
+    /// the buffer's range may change than is returned.
     ///
     /// # Errors
-    /// [`Error::Unaligned`] and [`Error::PeerToPeer`] if it cannot go peer to peer and must not bounce;
-    /// [`Error::ForeignBuffer`] if the buffer is not of the opening of the GPU that the file was opened for;
-    /// [`Error::Freed`]; [`Error::Withdrawn`]; [`Error::OutOfBounds`]; [`Error::Transfer`]; those of [`Gpu::run`] for
-    /// what bounces.
+    /// [`Error::Unaligned`] and [`Error::PeerToPeer`] if it cannot go peer to peer and must not
+    /// bounce; [`Error::ForeignBuffer`] if the buffer does not belong to the opening of the GPU
+    /// that the file was opened for; [`Error::Freed`]; [`Error::Withdrawn`];
+    /// [`Error::OutOfBounds`]; [`Error::Transfer`]; those of [`Gpu::run`] for bounces.
     pub fn read_at(
         &self,
         buffer: &Buffer,
@@ -152,13 +154,15 @@ impl GpuFile {
         self.carry_out(&transfer, buffer, None)
     }
 
-    /// Writes all of `range` of `buffer` to `offset` in the file. It is on the disk after [`GpuFile::sync`].
+    /// Writes all of `range` of `buffer` to `offset` in the file. The data is on the disk after
+    /// [`GpuFile::sync`].
     ///
-    /// Where an end of it is no whole block and may bounce, the block is read, changed and written back: nothing else
-    /// may write to that block at the same time. Several may make the file longer.
+    /// If an end of it is not a whole block and may bounce, the block is read, changed and written
+    /// back: nothing else may write to that block at the same time. Several writes may extend the
+    /// file at once.
     ///
     /// # Errors
-    /// As [`GpuFile::read_at`]; [`Error::ShortWrite`] if the disk takes only a part.
+    /// As for [`GpuFile::read_at`]; [`Error::ShortWrite`] if the disk takes only a part.
     pub fn write_at(
         &self,
         buffer: &Buffer,
@@ -169,7 +173,7 @@ impl GpuFile {
         self.carry_out(&transfer, buffer, None).map(drop)
     }
 
-    /// Waits until all that was written is on the disk.
+    /// Waits until all written data is on the disk.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -181,22 +185,22 @@ impl GpuFile {
         })
     }
 
-    /// Bytes that went peer to peer, and bytes that bounced, since it was opened.
+    /// Returns the bytes that went peer to peer, and that bounced, since it was opened.
     pub fn traffic(&self) -> Traffic {
         self.shared.counters.traffic()
     }
 
-    /// What it wants of transfers that are to go peer to peer as a whole.
+    /// Returns its alignment for transfers that go peer to peer as a whole.
     pub fn alignment(&self) -> Alignment {
         self.shared.alignment
     }
 
-    /// The path that it was opened by.
+    /// Returns the path by which it was opened.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// Finds the route of each part, and refuses what the policy forbids.
+    /// Finds the route of each part, and refuses parts that the policy forbids.
     pub(crate) fn plan(
         &self,
         direction: Direction,
@@ -242,7 +246,8 @@ impl GpuFile {
         Ok(())
     }
 
-    /// Does it; `first` is the outcome of a first attempt at the middle, if there was one.
+    /// Executes the transfer. `first` is the outcome of a first attempt at the middle, if there was
+    /// one.
     pub(crate) fn carry_out(
         &self,
         transfer: &Transfer,
@@ -267,7 +272,7 @@ impl GpuFile {
         Ok(done)
     }
 
-    /// Moves a range of whole blocks peer to peer; returns how much there was of it.
+    /// Moves a range of whole blocks peer to peer. Returns the number of bytes that it has.
     fn peer_to_peer(
         &self,
         file_range: &FileRange,
@@ -288,7 +293,7 @@ impl GpuFile {
             };
             self.shared.counters.peer(count);
             done = done.saturating_add(count);
-            // A broken block is the last of the file.
+            // An incomplete block is the last of the file.
             if count == 0 || self.shared.alignment.down(count) != count {
                 break;
             }
@@ -296,7 +301,7 @@ impl GpuFile {
         Ok(done)
     }
 
-    /// One call of the kernel, which moves the bytes by the disk's own DMA.
+    /// Calls the kernel once, which moves the bytes by the disk's own DMA.
     fn attempt(&self, file_range: &FileRange, buffer: &Buffer) -> io::Result<u64> {
         let (mapping, file) = (buffer.mapping(), &self.shared.file);
         match file_range.direction {
@@ -318,7 +323,7 @@ impl GpuFile {
         Err(Error::PeerToPeer { at, source })
     }
 
-    /// Moves a range through host memory; returns how much there was of it.
+    /// Moves a range through host memory. Returns the number of bytes that it has.
     fn bounce(&self, file_range: &FileRange, buffer: &Buffer) -> Result<u64> {
         if file_range.length() == 0 {
             return Ok(0);
@@ -379,7 +384,7 @@ mod tests {
             .collect()
     }
 
-    /// A GPU, its one buffer, and an open file that holds `pattern(1)`.
+    /// Returns a GPU, its one buffer, and an open file that holds `pattern(1)`.
     fn lab(policy: Policy) -> (Arc<Fake>, Gpu, Buffer, GpuFile, NamedTempFile) {
         let (fake, gpu) = gpu_with(1 << 20);
         let buffer = gpu.allocate(1 << 18).unwrap();
@@ -472,7 +477,8 @@ mod tests {
             named.as_file().set_len(0).unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| file.write_at(&buffer, ..5000, 0).unwrap());
-                // Later in each round, so that some meet what the other thread is doing to the file's end.
+                // Later in each round, so that some writes coincide with the other thread's changes
+                // of the file's end.
                 (0..round * 50).for_each(|_| std::hint::spin_loop());
                 file.write_at(&buffer, ..8192, 81_920).unwrap();
             });

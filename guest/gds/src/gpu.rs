@@ -15,10 +15,11 @@ use crate::fence::Fence;
 use crate::span::Span;
 use crate::{Error, Result, uapi};
 
-/// How long [`Gpu::run`] waits: longer than any command takes, even on an emulated machine.
+/// Time limit of [`Gpu::run`]: longer than any command takes, even on an emulated machine.
 const TIME_OUT: Duration = Duration::from_secs(60);
 
-/// A GPU, opened. Clones share the one opening, and with it the channel on which commands run in order.
+/// A GPU, opened. Clones share the one opening, and with it the channel on which commands run in
+/// order.
 ///
 /// As a descriptor it polls readable when commands have completed.
 #[derive(Clone, Debug)]
@@ -27,19 +28,20 @@ pub struct Gpu {
     properties: Properties,
 }
 
-/// What a GPU is.
+/// The properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Size of its memory in bytes.
     pub vram_bytes: u64,
     /// Size of its BAR in bytes.
     pub aperture_bytes: u64,
-    /// Bytes that the kernel has as p2pmem, 0 if the aperture is a window.
+    /// Bytes that the kernel has as p2pmem, or 0 if the aperture is a window.
     pub p2pmem_bytes: u64,
-    /// Command channels: this number of openings can submit commands, seven of a user without CAP_SYS_RESOURCE. Others get EBUSY.
+    /// Command channels: the number of openings that can submit commands, at most seven for a user
+    /// without CAP_SYS_RESOURCE. Others get EBUSY.
     pub channels: u32,
-    /// Whether its aperture is a window whose pages come and go: the processor reaches its buffers, slowly, and disks do
-    /// not, for they have no pages of the kernel.
+    /// `true` if its aperture is a window whose pages come and go: the processor can access its
+    /// buffers, slowly, and disks cannot, since the buffers have no pages in the kernel.
     pub window: bool,
     /// Its PCI address as sysfs writes it: `0000:02:00.0`.
     pub address: String,
@@ -65,10 +67,10 @@ impl Properties {
 }
 
 impl Gpu {
-    /// Opens GPU `number`, that is `/dev/peerbar-gpuNUMBER`.
+    /// Opens GPU `number`, `/dev/peerbar-gpuNUMBER`.
     ///
     /// # Errors
-    /// [`Error::Open`]; [`Error::Driver`] if the driver does not say what the GPU is.
+    /// [`Error::Open`]; [`Error::Driver`] if the driver does not return the GPU's properties.
     pub fn open(number: u32) -> Result<Self> {
         let path = PathBuf::from(format!("/dev/peerbar-gpu{number}"));
         let node = Node::open(&path).map_err(|source| Error::Open { path, source })?;
@@ -83,12 +85,13 @@ impl Gpu {
         Ok(Gpu { driver, properties })
     }
 
-    /// What it is.
+    /// Returns its properties.
     pub fn properties(&self) -> &Properties {
         &self.properties
     }
 
-    /// Allocates `size` bytes of its memory, rounded up to whole pages of the GPU (64 KiB) and all zeros, and maps them.
+    /// Allocates `size` bytes of its memory, rounded up to whole pages of the GPU (64 KiB) and
+    /// zeroed, and maps them.
     ///
     /// # Errors
     /// [`Error::Driver`], with ENOMEM if there is not enough; [`Error::Map`].
@@ -96,7 +99,7 @@ impl Gpu {
         Buffer::allocate(&self.driver, size)
     }
 
-    /// Allocates `size` bytes of host memory, whole pages, that its engines reach.
+    /// Allocates `size` bytes of host memory, whole pages, that its engines can access.
     ///
     /// # Errors
     /// [`Error::Map`]; [`Error::Driver`].
@@ -104,12 +107,13 @@ impl Gpu {
         HostBuffer::allocate(&self.driver, size)
     }
 
-    /// Takes `size` bytes, whole pages, out of the memory of another device, that its engines reach: `allocate` is that
-    /// device's `p2pmem/allocate` in sysfs, opened to read and write.
+    /// Allocates `size` bytes, whole pages, of the memory of another device that its engines can
+    /// access. `allocate` is that device's `p2pmem/allocate` in sysfs, opened for reading and
+    /// writing.
     ///
     /// # Errors
-    /// [`Error::Map`], with ENOMEM if the pool does not have as much; [`Error::Driver`] if the kernel refuses
-    /// peer-to-peer DMA between the two devices.
+    /// [`Error::Map`], with ENOMEM if the pool does not have as much; [`Error::Driver`] if the
+    /// kernel refuses peer-to-peer DMA between the two devices.
     pub fn allocate_peer(&self, allocate: &File, size: u64) -> Result<HostBuffer> {
         HostBuffer::of_file(&self.driver, allocate, size)
     }
@@ -122,18 +126,20 @@ impl Gpu {
         ImportedBuffer::import(&self.driver, dma_buf)
     }
 
-    /// Puts a command behind those that were submitted before, and returns at once.
+    /// Submits a command behind the earlier ones, and returns at once.
     ///
     /// # Errors
-    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit; [`Error::Freed`] and
-    /// [`Error::ForeignBuffer`] for those whose buffer is not there, or not of this opening; [`Error::Driver`], with
-    /// EAGAIN if too many commands of this opening are in progress, with EBUSY if too many programs use the GPU.
+    /// [`Error::Lengths`] and [`Error::ShortOperand`] for operands that do not fit;
+    /// [`Error::Freed`] and [`Error::ForeignBuffer`] for operands whose buffer was freed or belongs
+    /// to another opening; [`Error::Driver`], with EAGAIN if too many commands of this opening are
+    /// in progress, with EBUSY if too many programs use the GPU.
     pub fn submit(&self, command: &Command<'_>) -> Result<Fence> {
         let mut submit = command.encode(&self.driver)?;
         self.driver
             .submit(&mut submit)
             .map_err(|source| match source.raw_os_error() {
-                // Another thread has freed it since the command was encoded. No other buffer gets its handle so soon.
+                // Another thread has freed it since the command was encoded. No other buffer gets
+                // its handle so soon.
                 Some(libc::ENOENT) => Error::Freed,
                 _ => Error::driver("take the command", source),
             })?;
@@ -143,10 +149,10 @@ impl Gpu {
         })
     }
 
-    /// Submits a command and waits until it is done, for a minute at most; returns its result.
+    /// Submits a command and waits until it is done, for at most a minute. Returns its result.
     ///
     /// # Errors
-    /// As [`Gpu::submit`] and [`Fence::wait`].
+    /// As for [`Gpu::submit`] and [`Fence::wait`].
     pub fn run(&self, command: &Command<'_>) -> Result<u64> {
         self.submit(command)?.wait(TIME_OUT)
     }
@@ -154,7 +160,7 @@ impl Gpu {
     /// Copies, and waits.
     ///
     /// # Errors
-    /// As [`Gpu::run`].
+    /// As for [`Gpu::run`].
     pub fn copy(&self, from: Span<'_>, to: Span<'_>) -> Result<()> {
         self.run(&Command::Copy { from, to }).map(drop)
     }
@@ -162,24 +168,24 @@ impl Gpu {
     /// Fills with a pattern of 8 bytes, and waits.
     ///
     /// # Errors
-    /// As [`Gpu::run`].
+    /// As for [`Gpu::run`].
     pub fn fill(&self, to: Span<'_>, pattern: u64) -> Result<()> {
         self.run(&Command::Fill { to, pattern }).map(drop)
     }
 
-    /// Compares; returns the offset of the first difference, if there is one.
+    /// Compares. Returns the offset of the first difference, if there is one.
     ///
     /// # Errors
-    /// As [`Gpu::run`].
+    /// As for [`Gpu::run`].
     pub fn compare(&self, first: Span<'_>, second: Span<'_>) -> Result<Option<u64>> {
         let equal = self.run(&Command::Compare { first, second })?;
         Ok((equal != first.length()).then_some(equal))
     }
 
-    /// The CRC-32C of `from`.
+    /// Returns the CRC-32C of `from`.
     ///
     /// # Errors
-    /// As [`Gpu::run`].
+    /// As for [`Gpu::run`].
     pub fn crc32c(&self, from: Span<'_>) -> Result<u32> {
         let crc = self.run(&Command::Crc32c { from })?;
         u32::try_from(crc).map_err(|_| {
@@ -190,10 +196,10 @@ impl Gpu {
         })
     }
 
-    /// Runs a kernel in `grid` blocks of `block` threads, and waits; returns its result.
+    /// Runs a kernel in `grid` blocks of `block` threads, and waits. Returns its result.
     ///
     /// # Errors
-    /// As [`Gpu::run`].
+    /// As for [`Gpu::run`].
     pub fn launch(&self, kernel: Kernel<'_>, grid: u32, block: u32) -> Result<u64> {
         self.run(&Command::Launch {
             kernel,
@@ -202,8 +208,8 @@ impl Gpu {
         })
     }
 
-    /// An eventfd that counts the commands of this opening that complete from now on. There is one at a time: a new one
-    /// replaces the last.
+    /// Returns an eventfd that counts the commands of this opening that complete from now on. There
+    /// is only one: a new one replaces the last.
     ///
     /// # Errors
     /// [`Error::Driver`].

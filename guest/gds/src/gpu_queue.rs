@@ -14,16 +14,16 @@ const SUBMISSION_BYTES: u64 = 64;
 const COMPLETION_BYTES: u64 = 16;
 const STATE_BYTES: u64 = 32;
 const REQUEST_BYTES: u64 = 32;
-/// Where in a request its outcome is, and what of it is the status.
+/// Offset of the outcome in a request, and the status in it.
 const OUTCOME: u64 = 28;
 const STATUS: u32 = 0xffff;
 /// Queues start at pages of the controller (NVMe Base 2.0, 5.5, PRP Entry 1).
 const PAGE: u64 = 4096;
-/// A queue of fewer entries is none (NVMe Base 2.0, 3.3.3.1).
+/// Minimum number of entries of a queue (NVMe Base 2.0, 3.3.3.1).
 const FEWEST_ENTRIES: u16 = 2;
 /// Threads of a block.
 const BLOCK: u32 = 256;
-/// How many logical blocks a request may be of: 16 bits, 0's based.
+/// Allowed numbers of logical blocks of a request: 16 bits, 0's based.
 const BLOCKS: RangeInclusive<u32> = 1..=1 << 16;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
@@ -58,40 +58,45 @@ const DOORBELL_BYTES: u64 = 4;
 /// }
 /// ```
 ///
-/// The GPU writes submission entries and doorbells and polls the completions. The disk's driver, such as one in user space over VFIO,
-/// creates the queues at [`GpuQueue::submission_address`] and [`GpuQueue::completion_address`], without an interrupt, exports the registers
-/// as a dma-buf, and deletes the queues in the end. For several pairs of queues at once, allocate each from an opening of its own
-/// ([`Gpu::open`]): the commands of one opening run one after the other.
+/// The GPU writes submission entries and doorbells and polls the completions. The disk's driver,
+/// such as one in user space over VFIO, creates the queues at [`GpuQueue::submission_address`] and
+/// [`GpuQueue::completion_address`], without an interrupt, exports the registers as a dma-buf, and
+/// deletes the queues in the end. For several pairs of queues at once, allocate each from a
+/// separate opening ([`Gpu::open`]): the commands of one opening run one after the other.
 ///
-/// The addresses are those of the PCIe fabric, as devices below one switch use them and devices without an IOMMU. With an IOMMU
-/// in between, the caller maps the memory for the disk, and creates the queues by those addresses.
+/// The addresses are bus addresses, which devices below one switch use, and devices without an
+/// IOMMU. With an IOMMU in between, the caller maps the memory for the disk, and creates the queues
+/// by those addresses.
 ///
-/// After an error of [`GpuQueue::wait`] other than [`Error::TimedOut`], commands may be in progress: delete the queues of the disk and
-/// allocate another. That holds too if the disk's registers are revoked during a launch ([`Fault::Revoked`](crate::Fault::Revoked)).
+/// After an error of [`GpuQueue::wait`] other than [`Error::TimedOut`], commands may be in
+/// progress: delete the queues of the disk and allocate another `GpuQueue`. This also applies if
+/// the disk's registers are revoked during a launch ([`Fault::Revoked`](crate::Fault::Revoked)).
 ///
 /// # Freeing the memory
-/// A disk that still has the queues fetches commands from the memory and writes completions to it, whoever owns it by then; neither this
-/// library nor the driver knows of the disk. So [`GpuQueue::release`] frees the memory, which comes after the disk's queues are deleted or the
-/// disk is reset, and dropping frees nothing: the memory, and the opening of the GPU, stay until the process ends. Delete the queues before that
-/// too. The data of requests are buffers of the caller, who keeps them until the requests have ended.
+/// A disk that still has the queues fetches commands from the memory and writes completions to it,
+/// whoever owns it by then; neither this library nor the driver knows of the disk. Only
+/// [`GpuQueue::release`] therefore frees the memory. Call it after the disk's queues are deleted or
+/// the disk is reset. Dropping frees nothing: the memory, and the opening of the GPU, stay until
+/// the process ends. Delete the queues before that, too. The data of requests is in buffers of the
+/// caller, who must keep them until the requests have ended.
 #[derive(Debug)]
 pub struct GpuQueue {
     gpu: Gpu,
-    /// A drop does not free what a disk may be using.
+    /// A drop must not free memory that a disk may be using.
     memory: ManuallyDrop<Buffer>,
     entries: u16,
     most: u16,
     launch: Option<(Fence, u16)>,
 }
 
-/// Where the doorbells of the queues are.
+/// The location of the doorbells of the queues.
 #[derive(Clone, Debug)]
 pub struct Doorbells {
     /// The disk's registers: a dma-buf of its BAR 0.
     pub registers: ImportedBuffer,
-    /// The submission queue's tail: a byte offset in it.
+    /// The submission queue's tail: its byte offset in the registers.
     pub tail: u64,
-    /// The completion queue's head: a byte offset in it.
+    /// The completion queue's head: its byte offset in the registers.
     pub head: u64,
 }
 
@@ -102,13 +107,14 @@ pub struct GpuRequest {
     pub opcode: u8,
     /// The first logical block.
     pub block: u64,
-    /// How many logical blocks, 1 to 65536; 1 for a command without data.
+    /// Number of logical blocks, 1 to 65536; 1 for a command without data.
     pub blocks: u32,
-    /// PRP 1 and PRP 2 (NVMe Base 2.0, 4.1.1): where the data is, by addresses that the disk uses.
+    /// PRP 1 and PRP 2 (NVMe Base 2.0, 4.1.1): the location of the data, by addresses that the disk
+    /// uses.
     pub prps: [u64; 2],
 }
 
-/// What the GPU has done with a queue since it was allocated.
+/// The GPU's activity on a queue since the queue was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueStatistics {
     /// Commands submitted.
@@ -120,7 +126,8 @@ pub struct QueueStatistics {
 }
 
 impl GpuRequest {
-    /// A read of `blocks` logical blocks to the address `to`, at most to the end of its page of 4 KiB.
+    /// Makes a read of `blocks` logical blocks to the address `to`, at most to the end of its page
+    /// of 4 KiB.
     pub fn read(block: u64, blocks: u32, to: u64) -> Self {
         Self {
             opcode: 2,
@@ -130,7 +137,8 @@ impl GpuRequest {
         }
     }
 
-    /// A write of `blocks` logical blocks from the address `from`, at most to the end of its page of 4 KiB.
+    /// Makes a write of `blocks` logical blocks from the address `from`, at most to the end of its
+    /// page of 4 KiB.
     pub fn write(block: u64, blocks: u32, from: u64) -> Self {
         Self {
             opcode: 1,
@@ -145,14 +153,14 @@ impl GpuRequest {
             .iter()
             .flat_map(|number| number.to_le_bytes())
             .collect();
-        // 0's based; `check` has seen that 16 bits hold it.
+        // 0's based; `check` has verified that 16 bits hold it.
         let [low, high, ..] = self.blocks.wrapping_sub(1).to_le_bytes();
         bytes.extend([low, high, self.opcode, 0, 0, 0, 0, 0]);
         bytes
     }
 }
 
-/// Fails with the first request of which the number of blocks has no encoding.
+/// Fails with the first request whose number of blocks cannot be encoded.
 fn check(requests: &[GpuRequest]) -> Result<()> {
     let numbers = requests.iter().map(|request| request.blocks);
     let refused = numbers.enumerate().find(|(_, n)| !BLOCKS.contains(n));
@@ -162,7 +170,8 @@ fn check(requests: &[GpuRequest]) -> Result<()> {
 }
 
 impl GpuQueue {
-    /// Memory for queues of `entries` entries each, and for launches of up to `most` requests.
+    /// Allocates memory for queues of `entries` entries each, and for launches of up to `most`
+    /// requests.
     ///
     /// # Errors
     /// [`Error::Entries`] for fewer than 2 entries, and as for [`Gpu::allocate`].
@@ -181,7 +190,7 @@ impl GpuQueue {
         })
     }
 
-    /// The bus address of the submission queue.
+    /// Returns the bus address of the submission queue.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -189,7 +198,7 @@ impl GpuQueue {
         Ok(self.memory.placement(0)?.bus_address)
     }
 
-    /// The bus address of the completion queue.
+    /// Returns the bus address of the completion queue.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -200,26 +209,28 @@ impl GpuQueue {
             .bus_address)
     }
 
-    /// Entries of each of the two queues.
+    /// Returns the number of entries of each of the two queues.
     pub(crate) fn entries(&self) -> u16 {
         self.entries
     }
 
-    /// Where in [`GpuQueue::memory`] the completion queue starts. The submission queue is at its start.
+    /// Returns the offset in [`GpuQueue::memory`] of the completion queue. The submission queue is
+    /// at its start.
     pub fn completion_offset(&self) -> u64 {
         completions_at(self.entries)
     }
 
-    /// The memory of queues, state and requests.
+    /// Returns the memory of queues, state and requests.
     pub fn memory(&self) -> &Buffer {
         &self.memory
     }
 
-    /// Has the GPU carry `requests` out in namespace `nsid`, as many at a time as the queues take. Returns at once. `limit` is the longest
-    /// time from one completion to the next.
+    /// Lets the GPU execute `requests` in namespace `nsid`, as many at a time as the queues take.
+    /// Returns at once. `limit` is the longest time from one completion to the next.
     ///
     /// # Errors
-    /// [`Error::LaunchInProgress`], [`Error::TooManyRequests`], [`Error::Blocks`], and those of [`Gpu::submit`].
+    /// [`Error::LaunchInProgress`], [`Error::TooManyRequests`], [`Error::Blocks`], and those of
+    /// [`Gpu::submit`].
     pub fn submit(
         &mut self,
         doorbells: &Doorbells,
@@ -253,11 +264,13 @@ impl GpuQueue {
         Ok(())
     }
 
-    /// Waits for the requests that were submitted last; the NVMe status of each, 0 for success. None if there are none.
+    /// Waits for the requests that were submitted last. Returns the NVMe status of each, 0 for
+    /// success. The list is empty if there are none.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], after which it can be called again; [`Error::Fault`], with [`Fault::TimeOut`](crate::Fault::TimeOut)
-    /// if no completion came in time, and [`Fault::Dma`](crate::Fault::Dma) if a doorbell cannot be written; [`Error::Driver`].
+    /// [`Error::TimedOut`], after which it can be called again; [`Error::Fault`], with
+    /// [`Fault::TimeOut`](crate::Fault::TimeOut) if no completion came in time, and
+    /// [`Fault::Dma`](crate::Fault::Dma) if a doorbell cannot be written; [`Error::Driver`].
     pub fn wait(&mut self, time_out: Duration) -> Result<Vec<u16>> {
         let Some((fence, count)) = &self.launch else {
             return Ok(Vec::new());
@@ -273,7 +286,7 @@ impl GpuQueue {
         (0..count).map(|index| self.status(index)).collect()
     }
 
-    /// What the GPU has done with the queues.
+    /// Returns the GPU's activity on the queues.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], which does not happen.
@@ -341,19 +354,19 @@ impl GpuQueue {
     }
 }
 
-/// Where the completion queue is: behind the submission queue.
+/// Returns the offset of the completion queue, behind the submission queue.
 fn completions_at(entries: u16) -> u64 {
     let bytes = u64::from(entries).saturating_mul(SUBMISSION_BYTES);
     bytes.next_multiple_of(PAGE)
 }
 
-/// Where the state is: behind the completion queue.
+/// Returns the offset of the state, behind the completion queue.
 fn state_at(entries: u16) -> u64 {
     let bytes = u64::from(entries).saturating_mul(COMPLETION_BYTES);
     completions_at(entries).saturating_add(bytes.next_multiple_of(PAGE))
 }
 
-/// Where the requests are: behind the state.
+/// Returns the offset of the requests, behind the state.
 fn requests_at(entries: u16) -> u64 {
     state_at(entries).saturating_add(PAGE)
 }
@@ -365,7 +378,7 @@ mod tests {
     use super::*;
     use crate::fake::{DISK_BLOCKS, gpu_with};
 
-    /// A queue of 8 entries for launches of 3 requests, and the doorbells of queue 2.
+    /// Returns a queue of 8 entries for launches of 3 requests, and the doorbells of queue 2.
     fn lab() -> (GpuQueue, Doorbells) {
         let (_, gpu) = gpu_with(1 << 20);
         let queue = GpuQueue::allocate(&gpu, 8, 3).unwrap();

@@ -1,8 +1,10 @@
-//! GPU-direct file I/O: transfers between a file and the memory of a GPU without a copy in host memory.
+//! GPU-direct file I/O: transfers between a file and the memory of a GPU without a copy in host
+//! memory.
 //!
-//! The disk's controller writes into the GPU's memory by itself, as Linux's p2pdma arranges it, when a program reads a
-//! file past the page cache into a mapping of GPU memory. This library makes such mappings, does such reads and
-//! writes, and says plainly what did not go that way and why.
+//! The disk's controller writes into the GPU's memory by itself, as Linux' p2pdma arranges it, when
+//! a program reads a file without the page cache into a mapping of GPU memory. This library makes
+//! such mappings, executes such reads and writes, and reports which bytes did not go that way, and
+//! why.
 //!
 //! ```no_run
 //! use peerbar_gds::{FileOptions, Gpu, Policy};
@@ -19,26 +21,30 @@
 //! # }
 //! ```
 //!
-//! # Shapes
-//! - [`Gpu`]: the device, opened; [`Buffer`]: a range of its memory, mapped; [`HostBuffer`]: memory outside of the GPU
-//!   that its engines reach; [`ImportedBuffer`]: a dma-buf of another exporter. Clones of them are the same thing, and a buffer is
-//!   freed with its last clone.
-//! - [`ExportPolicy`]: which other drivers may import a buffer as a dma-buf, and what they may rely on.
-//! - [`GpuFile`]: a file or a block device, opened past the page cache. [`GpuFile::read_at`] and [`GpuFile::write_at`]
-//!   block, [`Queue`] is the asynchronous way (io_uring), [`batch`] does a list of requests at once.
-//! - [`Command`]: what the GPU itself can do, submitted with [`Gpu::submit`], done when its [`Fence`] says so.
+//! # Types
+//! - [`Gpu`]: the device, opened; [`Buffer`]: a range of its memory, mapped; [`HostBuffer`]: memory
+//!   outside the GPU that its engines can access; [`ImportedBuffer`]: a dma-buf of another
+//!   exporter. Clones of them are the same thing, and a buffer is freed with its last clone.
+//! - [`ExportPolicy`]: the other drivers that may import a buffer as a dma-buf, and their
+//!   guarantees.
+//! - [`GpuFile`]: a file or a block device, opened without the page cache. [`GpuFile::read_at`] and
+//!   [`GpuFile::write_at`] block, [`Queue`] is the asynchronous way (io_uring), [`batch`] executes
+//!   a list of requests at once.
+//! - [`Command`]: an action of the GPU itself, submitted with [`Gpu::submit`], done when its
+//!   [`Fence`] says so.
 //! - [`GpuQueue`]: queues of a disk that the GPU drives by itself, without the processor.
 //! - [`DiskQueues`]: such queues of a disk that Linux' own driver keeps.
-//! - [`Policy`] says whether data may take a detour through host memory, [`Traffic`] counts what did and what did not.
+//! - [`Policy`] decides if data may take a detour through host memory, [`Traffic`] counts the bytes
+//!   of both ways.
 //!
 //! # Units and alignment
-//! Sizes, lengths, offsets are bytes, any number of them: see [`Alignment`] for what is peer to peer and what is
-//! left for a bounce.
+//! Sizes, lengths and offsets are arbitrary numbers of bytes: see [`Alignment`] for the part that
+//! is peer to peer and the part that is left for a bounce.
 //!
-//! # What is not done here
-//! A file that is written is on the disk when [`GpuFile::sync`] has returned. Nothing here locks files: two writers
-//! must not share a block. There are no registered buffers of io_uring, for the kernel refuses peer-to-peer memory
-//! there.
+//! # Limitations
+//! Written data is on the disk when [`GpuFile::sync`] has returned. Nothing here locks files: two
+//! writers must not share a block. There are no registered buffers of io_uring, since the kernel
+//! refuses peer-to-peer memory for them.
 
 #![deny(unsafe_code)]
 
@@ -60,7 +66,7 @@ mod options;
 mod queue;
 mod span;
 mod traffic;
-// For tests that ask the driver for what this library cannot express.
+// For tests whose driver requests this library cannot express.
 #[doc(hidden)]
 pub mod uapi;
 

@@ -1,4 +1,4 @@
-//! How a file is opened.
+//! Options for opening a file.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::alignment::{Alignment, PAGES};
 use crate::{Error, Gpu, GpuFile, Policy, Result};
 
-/// How a file is opened: by default to read only, and peer to peer only.
+/// Options for opening a file. The defaults are reading only, and peer to peer only.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileOptions {
     write: bool,
@@ -16,37 +16,39 @@ pub struct FileOptions {
 }
 
 impl FileOptions {
-    /// The defaults.
+    /// Returns the defaults.
     pub fn new() -> Self {
         FileOptions::default()
     }
 
-    /// Whether it is also written.
+    /// Also allows writes.
     pub fn write(mut self, write: bool) -> Self {
         self.write = write;
         self
     }
 
-    /// Whether it is created, empty, if it is not there; takes [`FileOptions::write`].
+    /// Creates the file, empty, if it does not exist. Requires [`FileOptions::write`].
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
     }
 
-    /// The routes that its bytes may take.
+    /// Sets the routes that its bytes may take.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// Opens a block device, or a file of any file system that takes O_DIRECT, past the page cache.
+    /// Opens a block device, or a file of any file system that accepts O_DIRECT, without the page
+    /// cache.
     ///
-    /// Some file systems take O_DIRECT and copy through the page cache all the same: tmpfs, 9p, ext4 with journalled data.
-    /// A file is peer to peer only if the kernel says that it is really read and written past the page cache
-    /// (STATX_DIOALIGN, as of ext4, XFS, F2FS and block devices); of any other, all bytes bounce.
+    /// Some file systems accept O_DIRECT and copy through the page cache all the same: tmpfs, 9p,
+    /// ext4 with journalled data. A file is peer to peer only if the kernel reports that it is
+    /// really read and written without the page cache (STATX_DIOALIGN, which ext4, XFS, F2FS and
+    /// block devices report). All bytes of any other file bounce.
     ///
     /// # Errors
-    /// [`Error::OpenFile`]; [`Error::NotDirect`] where all bytes would bounce and must not.
+    /// [`Error::OpenFile`]; [`Error::NotDirect`] if all bytes would bounce and must not.
     pub fn open(self, gpu: &Gpu, path: impl AsRef<Path>) -> Result<GpuFile> {
         let path = path.as_ref();
         let file = OpenOptions::new()
@@ -91,7 +93,7 @@ mod tests {
         std::io::Write::write_all(&mut &memory, &[7; 8192]).unwrap();
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let file = match FileOptions::new().open(&gpu, &path) {
-            // Before Linux 6.6 tmpfs does not take O_DIRECT at all.
+            // Before Linux 6.6 tmpfs does not accept O_DIRECT at all.
             Err(Error::OpenFile { .. }) => return,
             Err(Error::NotDirect(_)) => {
                 let options = FileOptions::new().policy(Policy::AllowBounce);

@@ -1,4 +1,4 @@
-//! Many transfers at once, over io_uring.
+//! Many transfers at once, by io_uring.
 
 #![expect(unsafe_code)]
 
@@ -12,24 +12,25 @@ use io_uring::{IoUring, opcode, squeue, types};
 use crate::file::{FileRange, Transfer};
 use crate::{Buffer, Direction, Error, GpuFile, Result};
 
-/// The most bytes that one entry of the ring asks for; the rest of a longer transfer follows when it completes.
+/// Limit of the bytes that one entry of the ring requests. The rest of a longer transfer follows
+/// when it completes.
 const LONGEST: u64 = 1 << 30;
 
-/// Requests that [`batch`] keeps in progress.
+/// Number of requests that [`batch`] keeps in progress.
 const BATCH_DEPTH: u32 = 64;
 
-/// A transfer to be done. It holds on to its file and its buffer until it has ended.
+/// A requested transfer. It keeps its file and its buffer until it has ended.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The direction.
     pub direction: Direction,
     /// The file.
     pub file: GpuFile,
-    /// Where in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
     /// The buffer.
     pub buffer: Buffer,
-    /// Which part of the buffer, in bytes.
+    /// The part of the buffer, in bytes.
     pub range: Range<u64>,
 }
 
@@ -42,14 +43,15 @@ pub struct Ticket(u64);
 pub struct Completion {
     /// The request.
     pub ticket: Ticket,
-    /// Bytes that were moved, or why they were not: as [`GpuFile::read_at`] and [`GpuFile::write_at`].
+    /// Bytes that were moved, or the error: as for [`GpuFile::read_at`] and [`GpuFile::write_at`].
     pub result: Result<u64>,
 }
 
-/// A queue of transfers that go on while the program does something else.
+/// A queue of transfers that run while the program does something else.
 ///
-/// The kernel does the peer-to-peer transfers, in any order. The thread that waits does the bounces that the policy
-/// allows. Dropping the queue waits for requests in progress, and does the rest of them.
+/// The kernel executes the peer-to-peer transfers, in any order. The waiting thread executes the
+/// bounces that the policy allows. Dropping the queue waits for requests in progress, and executes
+/// the rest of them.
 pub struct Queue {
     ring: IoUring,
     depth: u32,
@@ -59,7 +61,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue for `depth` requests at a time, 1 to 32768.
+    /// Makes a queue for `depth` requests at a time, 1 to 32768.
     ///
     /// # Errors
     /// [`Error::Ring`].
@@ -80,8 +82,8 @@ impl Queue {
     /// Starts a request.
     ///
     /// # Errors
-    /// [`Error::QueueFull`] if the queue has no free entries; what of [`GpuFile::read_at`]'s errors is known
-    /// before a byte has moved.
+    /// [`Error::QueueFull`] if the queue has no free entries; those errors of [`GpuFile::read_at`]
+    /// that are known before a byte has moved.
     pub fn push(&mut self, request: Request) -> Result<Ticket> {
         if self.in_progress.len() >= usize::try_from(self.depth).unwrap_or(usize::MAX) {
             return Err(Error::QueueFull(self.depth));
@@ -102,17 +104,17 @@ impl Queue {
         };
         self.start(&entry.user_data(ticket))?;
         self.in_progress.insert(ticket, (request, transfer));
-        // What the kernel does not take now it takes in `wait`, which then reports why.
+        // An entry that the kernel does not take now is submitted in `wait`, which reports errors.
         let _ = self.enter(0);
         Ok(Ticket(ticket))
     }
 
-    /// Requests that are in progress or not yet reported.
+    /// Returns the number of requests that are in progress or not yet reported.
     pub fn pending(&self) -> usize {
         self.in_progress.len().saturating_add(self.done.len())
     }
 
-    /// Waits until some request has ended; `None` if none is left.
+    /// Waits until some request has ended. Returns `None` if none is left.
     ///
     /// # Errors
     /// [`Error::Ring`].
@@ -124,15 +126,16 @@ impl Queue {
         Ok(self.done.pop_front())
     }
 
-    /// Puts an entry into the ring. Its request must go to `in_progress` before the kernel is entered.
+    /// Puts an entry into the ring. Its request must be in `in_progress` before the kernel is
+    /// entered.
     fn start(&mut self, entry: &squeue::Entry) -> Result<()> {
         let mut entries = self.ring.submission();
-        // SAFETY: the entry names a span within a mapping and a descriptor, and the request in `in_progress` keeps both
-        // until its completion has been reaped.
+        // SAFETY: the entry names a span within a mapping and a descriptor, and the request in
+        // `in_progress` keeps both until its completion has been reaped.
         unsafe { entries.push(entry) }.map_err(|_| Error::QueueFull(self.depth))
     }
 
-    /// Hands over what is new, and waits for `completions`.
+    /// Submits new entries, and waits for `completions`.
     fn enter(&mut self, completions: usize) -> Result<()> {
         loop {
             match self.ring.submit_and_wait(completions) {
@@ -148,7 +151,8 @@ impl Queue {
         }
     }
 
-    /// Ends one request that the kernel is done with. The others stay in the ring, which polls readable for them.
+    /// Ends one request that the kernel has finished. The others stay in the ring, which polls
+    /// readable for them.
     fn reap(&mut self) {
         let Some(entry) = self.ring.completion().next() else {
             return;
@@ -163,7 +167,7 @@ impl Queue {
         }
     }
 
-    /// Does what is left of a request, and puts its outcome where [`Queue::wait`] finds it.
+    /// Executes the rest of a request, and stores its outcome for [`Queue::wait`].
     fn finish(
         &mut self,
         ticket: u64,
@@ -180,7 +184,7 @@ impl Queue {
 }
 
 impl AsFd for Queue {
-    /// Polls readable when [`Queue::wait`] has something.
+    /// Polls readable when [`Queue::wait`] has a result.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring is open as long as the queue, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -209,7 +213,7 @@ impl Drop for Queue {
     }
 }
 
-/// The entry of the ring for a range of a file.
+/// Returns the entry of the ring for a range of a file.
 fn entry(request: &Request, file_range: &FileRange) -> Result<squeue::Entry> {
     let file = types::Fd(request.file.as_fd().as_raw_fd());
     let length = file_range.length().min(LONGEST);
@@ -234,11 +238,11 @@ fn entry(request: &Request, file_range: &FileRange) -> Result<squeue::Entry> {
     })
 }
 
-/// Does all of `requests`, many of them at a time and in any order; returns the result of each, in the order of the
-/// requests.
+/// Executes all of `requests`, many of them at a time and in any order. Returns the result of each,
+/// in the order of the requests.
 ///
 /// # Errors
-/// [`Error::Ring`] if nothing can be done at all; what becomes of a single request is in its result.
+/// [`Error::Ring`] if nothing can be done at all. Errors of a single request are in its result.
 pub fn batch(requests: impl IntoIterator<Item = Request>) -> Result<Vec<Result<u64>>> {
     let mut queue = Queue::new(BATCH_DEPTH)?;
     let mut results: Vec<Option<Result<u64>>> = Vec::new();

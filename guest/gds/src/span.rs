@@ -8,8 +8,9 @@ use crate::driver::Driver;
 use crate::uapi::Operand;
 use crate::{OutOfBounds, Result};
 
-/// A part of a buffer, for the GPU. Made by `span` of [`Buffer`](crate::Buffer), [`HostBuffer`](crate::HostBuffer) and
-/// [`ImportedBuffer`](crate::ImportedBuffer), always within it. A command takes it only as long as the buffer is not freed.
+/// A part of a buffer, for the GPU. It is made by `span` of [`Buffer`](crate::Buffer),
+/// [`HostBuffer`](crate::HostBuffer) and [`ImportedBuffer`](crate::ImportedBuffer), and always lies
+/// within the buffer. A command accepts it only until the buffer is freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     memory: &'a BufferHandle,
@@ -26,7 +27,7 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// It, for a command that `driver` is about to take.
+    /// Returns the operand for a command of `driver`.
     ///
     /// # Errors
     /// [`Error::Freed`]; [`Error::ForeignBuffer`].
@@ -44,7 +45,7 @@ impl<'a> Span<'a> {
     }
 }
 
-/// The bytes that `range` means of a buffer of `size` bytes.
+/// Returns the bytes that `range` selects in a buffer of `size` bytes.
 ///
 /// # Errors
 /// [`Error::OutOfBounds`](crate::Error::OutOfBounds).

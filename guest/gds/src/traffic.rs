@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The routes that the bytes of a file may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Peer to peer, or not at all: what cannot is refused with the reason.
+    /// Peer to peer, or not at all: other bytes are refused with the reason.
     #[default]
     PeerOnly,
-    /// Peer to peer where it can, the rest through host memory.
+    /// Peer to peer if possible, the rest through host memory.
     AllowBounce,
-    /// All through host memory: what the same program costs without peer to peer.
+    /// All through host memory: shows the cost of the same program without peer to peer.
     BounceOnly,
 }
 
-/// Bytes of transfers, by the way that they took: those that were asked for. The disk moves whole blocks, so for the ends
-/// that bounce its own counters show more, and a block that is written in part is read, too.
+/// Requested bytes of transfers, by route. The disk moves whole blocks, so its own counters show
+/// more for the ends that bounce, and a block that is written in part is read, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Straight between the disk and GPU memory.

@@ -1,4 +1,5 @@
-//! What passes between a program and `/dev/peerbar-gpuN`: `guest/gpu-driver/include/peerbar_gpu.h`, field for field.
+//! The structures of `/dev/peerbar-gpuN`: `guest/gpu-driver/include/peerbar_gpu.h`, field for
+//! field.
 
 use rustix::ioctl::{Opcode, opcode};
 
@@ -96,7 +97,8 @@ pub struct Submit {
     pub fence: u64,
 }
 
-/// `PEERBAR_GPU_ERROR_RESET`, the driver's own code in [`Wait::error`]: a reset has ended the command.
+/// `PEERBAR_GPU_ERROR_RESET`, the driver's own code in [`Wait::error`]: a reset has ended the
+/// command.
 pub const ERROR_RESET: u32 = 0x100;
 /// `PEERBAR_GPU_ERROR_REVOKED`, likewise: the exporter of a dma-buf did not wait any longer for the command.
 pub const ERROR_REVOKED: u32 = 0x101;
@@ -166,7 +168,8 @@ mod tests {
 
     const HEADER: &str = include_str!("../../gpu-driver/include/peerbar_gpu.h");
 
-    /// Size of a field such as `__u64 length[13];` in bytes. `sizes` has the structures so far.
+    /// Returns the size of a field such as `__u64 length[13];` in bytes. `sizes` has the structures
+    /// so far.
     fn field_bytes(line: &str, sizes: &BTreeMap<String, usize>) -> usize {
         let line = line.split(';').next().unwrap();
         let (kind, names) = match line.strip_prefix("struct ") {
@@ -185,7 +188,8 @@ mod tests {
         names.split(',').map(|name| one * count(name)).sum()
     }
 
-    /// All structures of the header with their sizes; none has a hole, for the header pads by hand.
+    /// Returns all structures of the header with their sizes. None has a hole, since the header has
+    /// explicit padding.
     fn structures() -> BTreeMap<String, usize> {
         let mut sizes = BTreeMap::new();
         let mut open: Option<(String, usize)> = None;

@@ -1,4 +1,5 @@
-//! What passes between a program and `/dev/peerbar-nvme-queues`: `guest/nvme-queues/include/peerbar_nvme_queues.h`, field for field.
+//! The structures of `/dev/peerbar-nvme-queues`: `guest/nvme-queues/include/peerbar_nvme_queues.h`,
+//! field for field.
 
 use rustix::ioctl::{Opcode, opcode};
 
@@ -12,9 +13,9 @@ pub struct Attach {
     pub fd: i32,
     /// Out: pairs of I/O queues that the controller has granted.
     pub queues: u32,
-    /// Out: of them, those of nvme.
+    /// Out: those of them that nvme uses.
     pub linux_queues: u32,
-    /// Out: the most that a queue may have.
+    /// Out: maximum number of entries of a queue.
     pub entries: u32,
 }
 
@@ -24,11 +25,11 @@ pub struct Attach {
 pub struct Map {
     /// A dma-buf.
     pub fd: i32,
-    /// Out: of the mapping.
+    /// Out: id of the mapping.
     pub id: u32,
-    /// Out: of its first byte, for the controller.
+    /// Out: the controller's address for its first byte.
     pub address: u64,
-    /// Out: bytes.
+    /// Out: length in bytes.
     pub length: u64,
 }
 
@@ -36,7 +37,7 @@ pub struct Map {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Unmap {
-    /// Of a mapping.
+    /// Id of a mapping.
     pub id: u32,
     /// Zero.
     pub pad: u32,
@@ -48,7 +49,7 @@ pub struct Unmap {
 pub struct Create {
     /// Id of a mapping.
     pub memory: u32,
-    /// Of each queue, 2 or more.
+    /// Number of entries of each queue, 2 or more.
     pub entries: u32,
     /// Offset in the dma-buf.
     pub submission: u64,
@@ -113,7 +114,7 @@ pub const DOORBELLS: Opcode = opcode::read::<Descriptor>(GROUP, 0x86);
 mod tests {
     use super::*;
 
-    /// As `sizeof`, `_IOR`, `_IOW` and `_IOWR` of the header come out on x86-64.
+    /// The results of `sizeof`, `_IOR`, `_IOW` and `_IOWR` of the header on x86-64.
     #[test]
     fn requests_are_those_of_the_header() {
         assert_eq!(ATTACH, 0xc010_5080);
