@@ -7,18 +7,18 @@ use std::ops::BitOr;
 pub struct AccessFlags(libc::c_int);
 
 impl AccessFlags {
-    /// None but to be read by its own adapter.
+    /// No rights: its own adapter may only read it.
     pub const LOCAL_READ: Self = Self(0);
-    /// Its own adapter may write it: receives, and what RDMA reads bring.
+    /// Its own adapter may write it: receives, and the results of RDMA reads.
     pub const LOCAL_WRITE: Self = Self(1);
-    /// Others may write it by RDMA, which takes [`AccessFlags::LOCAL_WRITE`], too.
+    /// Others may write it by RDMA, which also requires [`AccessFlags::LOCAL_WRITE`].
     pub const REMOTE_WRITE: Self = Self(1 << 1);
     /// Others may read it by RDMA.
     pub const REMOTE_READ: Self = Self(1 << 2);
     /// All of these.
     pub const ALL: Self = Self(0b111);
 
-    /// As the library takes it.
+    /// Returns the flags in the library's form.
     pub(crate) fn bits(self) -> libc::c_int {
         self.0
     }

@@ -9,7 +9,7 @@ use crate::context::PORT;
 use crate::layout::{self, Ah, AhAttr};
 use crate::{Error, Gid, ProtectionDomain, Result};
 
-/// The address of an adapter, known to another. Clones share it.
+/// The address of an adapter, as known to another one. Clones share it.
 #[derive(Clone)]
 pub struct AddressHandle(Rc<Created>);
 
@@ -19,7 +19,7 @@ struct Created {
 }
 
 impl AddressHandle {
-    /// One for the adapter with the address `gid`.
+    /// Makes a handle for the adapter with the address `gid`.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -31,7 +31,7 @@ impl AddressHandle {
         };
         attributes.grh.dgid = layout::Gid(gid.0);
         let functions = domain.context().functions();
-        // SAFETY: the domain is allocated, and `attributes` is used only meanwhile.
+        // SAFETY: the domain is allocated, and `attributes` is used only during the call.
         let ah = unsafe { (functions.create_ah)(domain.as_ptr(), &raw mut attributes) };
         let refused = || Error::last(format!("create an address handle for {gid}"));
         let ah = NonNull::new(ah).ok_or_else(refused)?;

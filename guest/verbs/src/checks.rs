@@ -1,4 +1,4 @@
-//! What the program checks, and with which memory.
+//! The checks of the program, and the memory that they use.
 
 pub(crate) mod chain;
 pub(crate) mod completions;
@@ -19,8 +19,8 @@ pub(crate) mod vram;
 
 use std::time::Duration;
 
-/// How long a work request may take: much longer than an adapter takes on a slow machine.
+/// Time limit of a work request: much longer than an adapter takes on a slow machine.
 const TIME_OUT: Duration = Duration::from_secs(20);
 
-/// Requests of each direction that a queue pair has room for.
+/// Number of requests of each direction that a queue pair has room for.
 const DEPTH: u32 = peerbar_rdma_end::DEPTH;

@@ -1,4 +1,4 @@
-//! Completions of work requests, and the queue that they come by.
+//! Completions of work requests, and their queue.
 
 #![expect(unsafe_code)]
 
@@ -14,9 +14,9 @@ use crate::{Context, Error, Result, Status};
 pub struct Completion {
     /// The request's number.
     pub id: u64,
-    /// How it ended.
+    /// The status of the request.
     pub status: Status,
-    /// The adapter's own number of an error.
+    /// The adapter's own error number.
     pub vendor_error: u32,
     /// Bytes that a receive has taken.
     pub bytes: u32,
@@ -40,7 +40,7 @@ impl Completion {
         }
     }
 
-    /// Itself, if the request was carried out.
+    /// Returns the completion, if the request was executed.
     ///
     /// # Errors
     /// [`Error::Failed`].
@@ -62,11 +62,11 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// One with room for `entries` completions.
+    /// Makes a queue with room for `entries` completions.
     pub(crate) fn new(context: &Context, entries: u32) -> Result<Self> {
         let create = context.functions().create_cq;
         let count = i32::try_from(entries).unwrap_or(i32::MAX);
-        // SAFETY: the context is open; there is neither a value nor a channel of the program's.
+        // SAFETY: the context is open; there is no value and no channel of the program.
         let cq = unsafe { create(context.as_ptr(), count, ptr::null_mut(), ptr::null_mut(), 0) };
         let refused = || Error::last(format!("create a completion queue of {entries} entries"));
         let cq = NonNull::new(cq).ok_or_else(refused)?;
@@ -78,9 +78,11 @@ impl CompletionQueue {
         self.cq.as_ptr()
     }
 
-    /// Has `create` make an object for which the kernel takes the completion queue of this handle instead.
+    /// Calls `create` to make an object for which the kernel uses the completion queue of this
+    /// handle instead.
     pub(crate) fn standing_in<T>(&self, handle: u32, create: impl FnOnce() -> T) -> T {
-        // SAFETY: the queue exists, and the library has no other user of its handle meanwhile.
+        // SAFETY: the queue exists, and the library has no other user of its handle during the
+        // call.
         let own = unsafe { std::mem::replace(&mut (*self.cq.as_ptr()).handle, handle) };
         let created = create();
         // SAFETY: as above. The library destroys the queue by its own handle.
@@ -88,7 +90,7 @@ impl CompletionQueue {
         created
     }
 
-    /// The next completion, if there is one.
+    /// Returns the next completion, if there is one.
     pub(crate) fn poll(&self) -> Result<Option<Completion>> {
         let mut entry = WorkCompletion::default();
         // SAFETY: the context is open, so its operations are there.
@@ -105,13 +107,13 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completion, which must come within `limit`.
+    /// Returns the next completion, which must arrive within `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Result<Completion> {
         wait(limit, || self.poll())
     }
 }
 
-/// What `poll` finds, which must be within `limit`.
+/// Returns the result of `poll`, which must arrive within `limit`.
 pub(crate) fn wait<T>(limit: Duration, poll: impl Fn() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,4 +1,5 @@
-//! Completion queues in a buffer of the program's, in guest RAM or in VRAM (efadv_create_cq(3) of rdma-core 59).
+//! Completion queues in a program's buffer, in guest RAM or in VRAM (efadv_create_cq(3) of
+//! rdma-core 59).
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -43,7 +44,7 @@ const ENTRY: u64 = EXTENDED_ENTRY_BYTES as u64;
 
 /// Memory of a completion queue, mapped into this process.
 pub trait CompletionMemory {
-    /// The mapping, the same each time.
+    /// Returns the mapping, which is always the same.
     fn mapping(&self) -> &Mapping;
 }
 
@@ -53,17 +54,19 @@ impl CompletionMemory for Mapping {
     }
 }
 
-/// A completion, and which queue of its queue pair it is of.
+/// A completion, and the queue of its queue pair that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What is completed. Its number is the request's index, from 0, among all that the program has posted to its queue.
+    /// The completed request. Its number is the request's index, from 0, among all that the program
+    /// has posted to its queue.
     pub completion: Completion,
-    /// It is of a receive.
+    /// `true` if it belongs to a receive.
     pub is_receive: bool,
 }
 
-/// A completion queue of 32-byte entries in a buffer, until it is dropped. The adapter does not learn what is consumed, so its program must not
-/// have more completions outstanding than there are entries. Queue pairs hold it as long as they live.
+/// A completion queue of 32-byte entries in a buffer, until it is dropped. The adapter does not
+/// learn which entries are consumed, so the program must not have more completions outstanding than
+/// there are entries. Queue pairs hold it as long as they live.
 pub struct CompletionBuffer {
     context: Context,
     handle: u32,
@@ -74,7 +77,8 @@ pub struct CompletionBuffer {
 }
 
 impl CompletionBuffer {
-    /// One of `entries` entries, a power of two, in this part of memory of this process, which are whole pages.
+    /// Makes a queue of `entries` entries, a power of two, in this part of memory of this process,
+    /// which must be whole pages.
     ///
     /// # Errors
     /// [`Error::Refused`]: with EINVAL if the part is too short, or not contiguous for the adapter.
@@ -95,10 +99,11 @@ impl CompletionBuffer {
         Self::new(context, &buffer, (memory, part), entries)
     }
 
-    /// One in this part of a dma-buf, whose memory stays where it is as long as the queue lives, and which is mapped as `memory`.
+    /// Makes a queue in this part of a dma-buf, whose memory stays where it is as long as the queue
+    /// lives, and which is mapped as `memory`.
     ///
     /// # Errors
-    /// As above, and with EOPNOTSUPP if the exporter does not let its memory be pinned.
+    /// As above, and with EOPNOTSUPP if the exporter does not allow its memory to be pinned.
     pub fn in_dma_buf(
         context: &Context,
         dma_buf: impl AsFd,
@@ -150,18 +155,18 @@ impl CompletionBuffer {
         Ok(queue)
     }
 
-    /// What the kernel knows it by.
+    /// Returns the kernel's handle of it.
     pub(crate) fn handle(&self) -> u32 {
         self.handle
     }
 
-    /// How many completions it has had.
+    /// Returns the number of completions so far.
     #[must_use]
     pub fn consumed(&self) -> u64 {
         self.consumed.get()
     }
 
-    /// The next completion, if there is one.
+    /// Returns the next completion, if there is one.
     ///
     /// # Errors
     /// [`Error::Refused`] if the mapping is shorter than the queue.
@@ -181,7 +186,7 @@ impl CompletionBuffer {
         Ok(Some(entry(&bytes)))
     }
 
-    /// The next completion, which must come within `limit`.
+    /// Returns the next completion, which must arrive within `limit`.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Refused`].
@@ -197,7 +202,7 @@ impl Drop for CompletionBuffer {
             (0, Value::Object(self.handle)),
             (DESTROYED, Value::LongAnswer(&answer)),
         ];
-        // One that is in use goes with the context.
+        // A queue that is in use ends with the context.
         let _ = uverbs::call(self.context.device_file(), (OBJECT, DESTROY), &attributes);
     }
 }
@@ -206,7 +211,7 @@ fn length(part: &Range<u64>) -> u64 {
     part.end.saturating_sub(part.start)
 }
 
-/// `struct efa_ibv_create_cq`: entries of 32 bytes, in one part, without events.
+/// Returns `struct efa_ibv_create_cq`: entries of 32 bytes, in one part, without events.
 fn driver_data() -> [u8; 16] {
     const ENTRY_SIZE: usize = 4;
     const PARTS: usize = 8;
@@ -222,14 +227,14 @@ fn driver_data() -> [u8; 16] {
     data
 }
 
-/// Where the completion of this number is, and its phase.
+/// Returns the offset of the completion of this number, and its phase.
 fn offset_and_phase(start: u64, entries: u32, number: u64) -> (u64, bool) {
     let entries = u64::from(entries.max(1));
     let offset = start.saturating_add(number % entries * ENTRY);
     (offset, (number / entries) % 2 == 0)
 }
 
-/// The flags in the first 8 bytes of an entry.
+/// Returns the flags in the first 8 bytes of an entry.
 fn flags(head: u64) -> CompletionFlags {
     let bytes = head.to_le_bytes();
     let flags = bytes.get(offset_of!(CompletionCommon, flags));
@@ -266,7 +271,7 @@ fn entry(bytes: &[u8; EXTENDED_ENTRY_BYTES]) -> Entry {
     }
 }
 
-/// The status that libefa makes of the adapter's.
+/// Returns the status to which libefa converts the adapter's.
 fn status(number: u8) -> Status {
     use CompletionStatus as It;
     match CompletionStatus::from_number(number) {

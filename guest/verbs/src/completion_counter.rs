@@ -1,4 +1,5 @@
-//! Completion counters: words that an adapter counts completed work requests in (Linux 7.3; ibv_create_comp_cntr(3) of rdma-core 63).
+//! Completion counters: words in which an adapter counts completed work requests (Linux 7.3;
+//! ibv_create_comp_cntr(3) of rdma-core 63).
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
@@ -27,7 +28,7 @@ const WORD_BYTES: u64 = size_of::<u64>() as u64;
 /// The two words of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Work requests that succeeded, and what others have read and written.
+    /// Work requests that succeeded, and reads and writes by others.
     Completions = 0,
     /// Work requests that failed.
     Errors = 1,
@@ -36,13 +37,13 @@ pub enum Word {
 /// A change of a word (`enum ib_uverbs_comp_cntr_modify_op`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It gets this value.
+    /// Sets this value.
     Set(u64),
-    /// This is added to it.
+    /// Adds this value.
     Add(u64),
 }
 
-/// What is counted (`enum ib_uverbs_qp_attach_comp_cntr_op`); an OR of several.
+/// The counted operations (`enum ib_uverbs_qp_attach_comp_cntr_op`), combined by OR.
 pub mod counted {
     /// Sends.
     pub const SEND: u32 = 1;
@@ -58,7 +59,7 @@ pub mod counted {
     pub const REMOTE_WRITE: u32 = 1 << 5;
 }
 
-/// A counter, until it is dropped. Queue pairs that it is attached to must be dropped before.
+/// A counter, until it is dropped. Queue pairs that it is attached to must be dropped first.
 pub struct CompletionCounter {
     context: Context,
     handle: u32,
@@ -68,7 +69,7 @@ pub struct CompletionCounter {
 }
 
 impl CompletionCounter {
-    /// A counter whose words are the two of 8 bytes at `offset` of memory of this process.
+    /// Makes a counter whose words are the two of 8 bytes at `offset` of memory of this process.
     ///
     /// # Errors
     /// [`Error::Refused`]: with EOPNOTSUPP if kernel or adapter have no such counters.
@@ -90,10 +91,12 @@ impl CompletionCounter {
         Self::new(context, [word(0), word(1)], Some(memory))
     }
 
-    /// A counter whose words are the two of 8 bytes at `offset` of a dma-buf, whose memory stays where it is as long as the counter lives.
+    /// Makes a counter whose words are the two of 8 bytes at `offset` of a dma-buf, whose memory
+    /// stays where it is as long as the counter lives.
     ///
     /// # Errors
-    /// [`Error::Refused`]: with EOPNOTSUPP as above, or if the exporter does not let its memory be pinned.
+    /// [`Error::Refused`]: with EOPNOTSUPP as above, or if the exporter does not allow its memory
+    /// to be pinned.
     pub fn in_dma_buf(context: &Context, dma_buf: impl AsFd, offset: u64) -> Result<Self> {
         let descriptor = dma_buf.as_fd().as_raw_fd();
         let word = |index: u64| BufferDescription {
@@ -127,8 +130,8 @@ impl CompletionCounter {
         })
     }
 
-    /// Has it count what `operations` of [`counted`] say of a queue pair that neither sends nor receives yet. No other counter of the queue
-    /// pair may count any of them.
+    /// Attaches it to `operations`, of [`counted`], of a queue pair that neither sends nor receives
+    /// yet. No other counter of the queue pair may count any of them.
     ///
     /// # Errors
     /// [`Error::Refused`]: with EBUSY if another one does, with EINVAL if the queue pair is in use.
@@ -171,7 +174,8 @@ impl CompletionCounter {
     /// Destroys it.
     ///
     /// # Errors
-    /// [`Error::Refused`]: with EBUSY while a queue pair has it. Then it goes with the adapter's context.
+    /// [`Error::Refused`]: with EBUSY while a queue pair has it. In that case it ends with the
+    /// adapter's context.
     pub fn destroy(mut self) -> Result<()> {
         self.destroy_handle()
             .map_err(Error::refused("destroy a completion counter"))
@@ -189,7 +193,7 @@ impl CompletionCounter {
 
 impl Drop for CompletionCounter {
     fn drop(&mut self) {
-        // One that is in use goes with the context.
+        // A counter that is in use ends with the context.
         let _ = self.destroy_handle();
     }
 }

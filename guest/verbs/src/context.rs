@@ -44,7 +44,7 @@ impl Context {
         let list = DeviceList::read(functions)?;
         let mut known = Vec::new();
         for &device in list.devices() {
-            // SAFETY: the device is of the list, and so is its name.
+            // SAFETY: the device is from the list, and so is its name.
             let own = unsafe { CStr::from_ptr((functions.get_device_name)(device)) };
             let own = own.to_string_lossy().into_owned();
             if own == name {
@@ -60,13 +60,13 @@ impl Context {
         Err(Error::NoDevice { name, known })
     }
 
-    /// Its address.
+    /// Returns its address.
     ///
     /// # Errors
     /// [`Error::Refused`].
     pub fn gid(&self) -> Result<Gid> {
         let mut gid = layout::Gid::default();
-        // SAFETY: the context is open, and `gid` is written only meanwhile.
+        // SAFETY: the context is open, and `gid` is written only during the call.
         let status = unsafe { (self.0.functions.query_gid)(self.as_ptr(), PORT, 0, &raw mut gid) };
         match status {
             0 => Ok(Gid(gid.0)),
@@ -74,7 +74,7 @@ impl Context {
         }
     }
 
-    /// The largest message of a send in bytes.
+    /// Returns the largest message of a send in bytes.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -86,7 +86,7 @@ impl Context {
         Ok(port.max_msg_sz)
     }
 
-    /// The adapter's device file, as the library has opened it.
+    /// Returns the adapter's device file, as the library has opened it.
     pub(crate) fn device_file(&self) -> c_int {
         // SAFETY: the context is open, and its file does not change.
         unsafe { (*self.as_ptr()).cmd_fd }
@@ -118,7 +118,7 @@ struct DeviceList {
 impl DeviceList {
     fn read(functions: &'static Functions) -> Result<Self> {
         let mut count = 0;
-        // SAFETY: `count` is written only meanwhile.
+        // SAFETY: `count` is written only during the call.
         let first = unsafe { (functions.get_device_list)(&raw mut count) };
         let first = NonNull::new(first).ok_or_else(|| Error::last("list the RDMA devices"))?;
         let count = usize::try_from(count).unwrap_or(0);
@@ -137,7 +137,7 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list is the library's, and no device of it is used any more.
+        // SAFETY: the list belongs to the library, and no device of it is used any more.
         unsafe { (self.functions.free_device_list)(self.first.as_ptr()) };
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of this library.
 
 use std::io;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::Status;
 /// Result of this library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, with the kernel's own reason as its source where it has one.
+/// An error, with the kernel's own reason as its source if there is one.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
-    /// A library of rdma-core, or a function of one, is not there.
+    /// A library of rdma-core, or one of its functions, is missing.
     #[error(
         "cannot load {name}: install Debian's package ibverbs-providers, of rdma-core 44 or later"
     )]
@@ -27,9 +27,9 @@ pub enum Error {
     /// No adapter has this name.
     #[error("there is no RDMA device {name}: there is {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })]
     NoDevice {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The existing names.
         known: Vec<String>,
     },
     /// The library or the driver refuses a request.
@@ -61,13 +61,13 @@ pub enum Error {
     /// Nothing was completed in time.
     #[error("no work request was completed within {} ms", limit.as_millis())]
     TimedOut {
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
 }
 
 impl Error {
-    /// The error that the library has left in `errno`.
+    /// Returns the error that the library has left in `errno`.
     pub(crate) fn last(what: impl Into<String>) -> Self {
         Self::Refused {
             what: what.into(),
@@ -75,7 +75,7 @@ impl Error {
         }
     }
 
-    /// What a refusal of the kernel becomes.
+    /// Converts a refusal of the kernel.
     pub(crate) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Refused {
             what: what.to_owned(),
@@ -83,7 +83,7 @@ impl Error {
         }
     }
 
-    /// The error number that a function of the library has returned; 0 is success.
+    /// Converts the error number that a function of the library has returned; 0 means success.
     pub(crate) fn check(number: libc::c_int, what: impl Into<String>) -> Result<()> {
         match number {
             0 => Ok(()),
@@ -94,7 +94,7 @@ impl Error {
         }
     }
 
-    /// The system's number of the reason, if it has one.
+    /// Returns the system's number of the reason, if it has one.
     #[must_use]
     pub fn number(&self) -> Option<i32> {
         match self {

@@ -1,8 +1,9 @@
-//! Structures of libibverbs and libefa that programs reach into (rdma-core, `libibverbs/verbs.h`, `providers/efa/efadv.h`).
+//! Structures of libibverbs and libefa that programs access directly (rdma-core,
+//! `libibverbs/verbs.h`, `providers/efa/efadv.h`).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// `struct ibv_device`, known by its address alone.
+/// `struct ibv_device`, used only by its address.
 #[repr(C)]
 pub(crate) struct Device {
     _opaque: [u8; 0],
@@ -21,13 +22,13 @@ pub(crate) struct Context {
     pub(crate) cmd_fd: c_int,
 }
 
-/// `struct ibv_pd`, known by its address alone.
+/// `struct ibv_pd`, used only by its address.
 #[repr(C)]
 pub(crate) struct Pd {
     _opaque: [u8; 0],
 }
 
-/// `struct ibv_cq`, up to what the kernel knows it by.
+/// `struct ibv_cq`, up to the kernel's handle of it.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) context: *mut Context,
@@ -36,7 +37,7 @@ pub(crate) struct Cq {
     pub(crate) handle: u32,
 }
 
-/// `struct ibv_ah`, known by its address alone.
+/// `struct ibv_ah`, used only by its address.
 #[repr(C)]
 pub(crate) struct Ah {
     _opaque: [u8; 0],
@@ -72,7 +73,7 @@ pub(crate) struct Qp {
     pub(crate) events_completed: u32,
 }
 
-/// `struct ibv_qp_ex`, by which work requests are posted.
+/// `struct ibv_qp_ex`, which posts work requests.
 #[repr(C)]
 pub(crate) struct QpEx {
     pub(crate) qp_base: Qp,
@@ -183,7 +184,7 @@ pub(crate) struct QpInitAttr {
     pub(crate) sq_sig_all: c_int,
 }
 
-/// `struct efadv_qp_init_attr`, as rdma-core has had it from 29 on; later fields are left out.
+/// `struct efadv_qp_init_attr`, as in rdma-core from 29 on; later fields are omitted.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct EfaQpInitAttr {

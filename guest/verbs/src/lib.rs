@@ -1,4 +1,5 @@
-//! RDMA verbs by the guest's own libibverbs, for adapters with Scalable Reliable Datagrams (SRD), as EFA has them.
+//! RDMA verbs by the guest's own libibverbs, for adapters with Scalable Reliable Datagrams (SRD),
+//! such as EFA.
 //!
 //! ```no_run
 //! use std::rc::Rc;
@@ -22,13 +23,15 @@
 //! # }
 //! ```
 //!
-//! The library is loaded when it is first needed, so that a host that builds a program of this crate needs no rdma-core. Its
-//! structures are laid out in `layout`, as `infiniband/verbs.h` and `infiniband/efadv.h` of rdma-core have them.
+//! The library is loaded when it is first needed, so that a host that builds a program of this
+//! crate needs no rdma-core. Its structures are laid out in `layout`, as `infiniband/verbs.h` and
+//! `infiniband/efadv.h` of rdma-core have them.
 //!
-//! Completion counters, and completion queues in a buffer of the program's, are asked of the kernel itself, since Debian's libibverbs has no
-//! functions for them.
+//! Completion counters, and completion queues in a program's buffer, are requested from the kernel
+//! itself, since Debian's libibverbs has no functions for them.
 //!
-//! Not here: connected and unreliable queue pairs, completion channels, shared receive queues, memory windows.
+//! Not supported: connected and unreliable queue pairs, completion channels, shared receive queues,
+//! memory windows.
 
 #![deny(unsafe_code)]
 

@@ -74,7 +74,7 @@ fn open(name: &'static str) -> Result<Library> {
     unsafe { Library::new(name) }.map_err(|source| Error::Library { name, source })
 }
 
-/// The functions, loaded at the first call.
+/// Returns the functions, which are loaded at the first call.
 pub(crate) fn functions() -> Result<&'static Functions> {
     static LOADED: OnceLock<Functions> = OnceLock::new();
     if let Some(loaded) = LOADED.get() {

@@ -1,4 +1,5 @@
-//! `peerbar-verbs`: what the RDMA checks do in the guest, by the guest's own libibverbs. It reports KTAP.
+//! `peerbar-verbs`: the guest's side of the RDMA checks, by the guest's own libibverbs. It reports
+//! KTAP.
 
 #![forbid(unsafe_code)]
 
@@ -29,7 +30,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Is one end of a transfer, which a conductor asks by lines on the standard input (`peerbar_rdma_end`).
+    /// Serve one end of a transfer, for a conductor that sends lines to the standard input
+    /// (`peerbar_rdma_end`).
     End {
         /// The kernel's name of the adapter.
         #[arg(long, value_name = "DEVICE")]
@@ -37,11 +39,12 @@ enum Command {
         /// The memory: `host`, or the number of a GPU's device file.
         #[arg(long, value_name = "MEMORY")]
         memory: MemoryKind,
-        /// How much memory in bytes, rounded up to whole pages.
+        /// Size of the memory in bytes, rounded up to whole pages.
         #[arg(long, value_name = "BYTES")]
         size: u64,
     },
-    /// Tries DMA to a GPU's memory and from there, and prints a line of JSON for each (`peerbar_report::Transfer`).
+    /// Try DMA to a GPU's memory and from there, and print a line of JSON for each
+    /// (`peerbar_report::Transfer`).
     Probe {
         /// The kernel's name of the adapter.
         #[arg(long, value_name = "DEVICE")]
@@ -49,31 +52,32 @@ enum Command {
         /// The number of the GPU's device file.
         #[arg(long, value_name = "NUMBER")]
         gpu: u32,
-        /// Bytes of each transfer.
+        /// Size of each transfer in bytes.
         #[arg(long, value_name = "BYTES")]
         size: u32,
     },
-    /// Has an adapter carry out requests of one kind, 16 in progress, and prints how many as a line of JSON (`peerbar_report::RdmaRate`).
+    /// Let an adapter execute requests of one kind, 16 in progress, and print their rate as a line
+    /// of JSON (`peerbar_report::RdmaRate`).
     Rate {
-        /// The kernel's name of the adapter that asks.
+        /// The kernel's name of the requester's adapter.
         #[arg(long, value_name = "DEVICE")]
         nic: String,
         /// The kernel's name of the other adapter, or of the same one.
         #[arg(long, value_name = "DEVICE")]
         peer: String,
-        /// The memory of the one that asks: `host`, or the number of a GPU's device file.
+        /// The memory of the requester: `host`, or the number of a GPU's device file.
         #[arg(long, value_name = "MEMORY")]
         from: MemoryKind,
-        /// The memory of the other one.
+        /// The memory of the other adapter.
         #[arg(long, value_name = "MEMORY")]
         to: MemoryKind,
-        /// Bytes of each request.
+        /// Size of each request in bytes.
         #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=LARGEST))]
         size: u32,
-        /// What it asks for.
+        /// Kind of the requests.
         #[arg(long, value_name = "REQUESTS", value_enum)]
         by: Kind,
-        /// For how long it posts requests.
+        /// Time for which it posts requests, in seconds.
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=60))]
         seconds: u32,
     },
@@ -81,13 +85,13 @@ enum Command {
     Check(Check),
 }
 
-/// Most bytes of a request whose rate is measured: 16 of them fit into a small GPU's memory.
+/// Maximum size of a request whose rate is measured: 16 of them fit into a small GPU's memory.
 const LARGEST: i64 = 1 << 20;
 
-/// What is reported as KTAP.
+/// The checks, whose results are reported as KTAP.
 #[derive(Subcommand)]
 enum Check {
-    /// Sends, writes and reads, and compares each byte.
+    /// Send, write and read, and compare each byte.
     Transfer {
         /// The kernel's name of the sender's adapter.
         #[arg(long, value_name = "DEVICE")]
@@ -105,7 +109,7 @@ enum Check {
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
     },
-    /// Moves the start of a disk by way of a GPU, two adapters and another GPU to another disk.
+    /// Move the start of a disk through a GPU, two adapters and another GPU to another disk.
     Chain {
         /// The kernel's name of the first disk's adapter.
         #[arg(long, value_name = "DEVICE")]
@@ -125,32 +129,35 @@ enum Check {
         /// The second disk's block device.
         #[arg(long, value_name = "PATH")]
         target: PathBuf,
-        /// Sizes of the transfers in bytes, which follow each other on the disks; all of them are made twice.
+        /// Sizes of the transfers in bytes, which follow each other on the disks. All of them are
+        /// made twice.
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
     },
-    /// Has one adapter write to another's memory, read it, or send to it, until a part of the transfer dies, and tries what is left.
+    /// Let one adapter write to another's memory, read it, or send to it, until a part of the
+    /// transfer is lost, then try the rest.
     Lost {
-        /// The kernel's name of the adapter that asks.
+        /// The kernel's name of the requester's adapter.
         #[arg(long, value_name = "DEVICE")]
         nic: String,
         /// The kernel's name of the other adapter.
         #[arg(long, value_name = "DEVICE")]
         peer: String,
-        /// The memory of the one that asks: `host`, or the number of a GPU's device file.
+        /// The memory of the requester: `host`, or the number of a GPU's device file.
         #[arg(long, value_name = "MEMORY")]
         from: MemoryKind,
-        /// The memory of the other one.
+        /// The memory of the other adapter.
         #[arg(long, value_name = "MEMORY")]
         to: MemoryKind,
-        /// What dies, once the line "# under load" is printed.
+        /// The part that is lost once the line "# under load" is printed.
         #[arg(long, value_name = "PART")]
         loses: Part,
-        /// What it asks for.
+        /// Kind of the requests.
         #[arg(long, value_name = "REQUESTS", default_value_t = Amid::Writes)]
         by: Amid,
     },
-    /// Has an adapter count completed work requests in words of memory, and compares them. Needs Linux 7.3.
+    /// Let an adapter count completed work requests in words of memory, and compare them. Requires
+    /// Linux 7.3.
     Counters {
         /// The kernel's name of the adapter.
         #[arg(long, value_name = "DEVICE")]
@@ -159,7 +166,7 @@ enum Check {
         #[arg(long, value_name = "MEMORY")]
         memory: MemoryKind,
     },
-    /// Has completion queues in a buffer, and polls them there. Needs Linux 7.3.
+    /// Put completion queues into a buffer, and poll them there. Requires Linux 7.3.
     Completions {
         /// The kernel's name of the adapter.
         #[arg(long, value_name = "DEVICE")]
@@ -167,19 +174,19 @@ enum Check {
         /// The memory of the queues: `host`, or the number of a GPU's device file.
         #[arg(long, value_name = "MEMORY")]
         memory: MemoryKind,
-        /// The memory dies once the line "# under load" is printed.
+        /// Expect the loss of the memory once the line "# under load" is printed.
         #[arg(long)]
         loses: bool,
     },
-    /// Asks for what an adapter must refuse.
+    /// Send an adapter requests that it must refuse.
     Refused {
         /// The kernel's name of the adapter.
         #[arg(long, value_name = "DEVICE")]
         nic: String,
-        /// The kernel's name of the adapter that is asked, if it is another one.
+        /// The kernel's name of the responder's adapter, if it is another one.
         #[arg(long, value_name = "DEVICE")]
         peer: Option<String>,
-        /// The number of the device file of a GPU, whose memory the one that is asked has.
+        /// The number of the device file of a GPU whose memory the responder uses.
         #[arg(long, value_name = "NUMBER")]
         gpu: Option<u32>,
     },
@@ -215,7 +222,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// How a command ends whose standard output is for its lines alone.
+/// Converts the result of a command whose standard output is only for its lines.
 fn ended(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

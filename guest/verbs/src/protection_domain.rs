@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::layout::Pd;
 use crate::{Context, Error, Result};
 
-/// A protection domain: queue pairs use regions of their own domain only. Clones share it.
+/// A protection domain: queue pairs use only regions of their own domain. Clones share it.
 #[derive(Clone)]
 pub struct ProtectionDomain(Rc<Allocated>);
 
@@ -18,7 +18,7 @@ struct Allocated {
 }
 
 impl ProtectionDomain {
-    /// A new one.
+    /// Makes a new one.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -30,7 +30,7 @@ impl ProtectionDomain {
         Ok(Self(Rc::new(Allocated { pd, context })))
     }
 
-    /// The adapter.
+    /// Returns the adapter.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.0.context

@@ -14,7 +14,7 @@ use crate::layout::{
 };
 use crate::{AddressHandle, Completion, CompletionBuffer, Error, ProtectionDomain, Result};
 
-/// `IBV_QPT_DRIVER`: a type of the driver's own, which for EFA is SRD.
+/// `IBV_QPT_DRIVER`: a driver-specific type, which for EFA is SRD.
 const DRIVER_TYPE: u32 = 0xff;
 /// `IBV_QP_INIT_ATTR_PD` and `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
 const INIT_FIELDS: u32 = 1 | 1 << 6;
@@ -31,7 +31,7 @@ const READY_TO_RECEIVE: u32 = 2;
 const READY_TO_SEND: u32 = 3;
 const ERROR: u32 = 6;
 
-/// Attributes that a change of state takes along (`enum ibv_qp_attr_mask`).
+/// Attributes that a change of state sets as well (`enum ibv_qp_attr_mask`).
 const STATE: i32 = 1;
 const PKEY_INDEX: i32 = 1 << 4;
 const PORT_NUMBER: i32 = 1 << 5;
@@ -59,7 +59,7 @@ pub struct Remote {
     pub address: u64,
 }
 
-/// What a work request does with the local memory.
+/// The operation of a work request on the local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Sends it to a receive of the other side.
@@ -74,7 +74,7 @@ pub enum Operation {
     Read(Remote),
 }
 
-/// The other side of a work request: an adapter, and a queue pair of it.
+/// The other side of a work request: an adapter, and one of its queue pairs.
 #[derive(Clone)]
 pub struct Peer {
     /// The adapter.
@@ -84,7 +84,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The queue pair `other` of the adapter behind `handle`.
+    /// Makes the queue pair `other` of the adapter behind `handle` the other side.
     #[must_use]
     pub fn of(handle: AddressHandle, other: &QueuePair) -> Self {
         Self {
@@ -94,17 +94,19 @@ impl Peer {
     }
 }
 
-/// A queue pair with a completion queue of its own.
+/// A queue pair with its own completion queue.
 pub struct QueuePair {
     qp: NonNull<layout::Qp>,
     completions: CompletionQueue,
-    /// Where its completions are instead, which is destroyed after it.
+    /// The buffer of its completions, if they are there instead. It is destroyed after the queue
+    /// pair.
     _buffer: Option<Rc<CompletionBuffer>>,
     domain: ProtectionDomain,
 }
 
 impl QueuePair {
-    /// A new one, with room for `depth` requests in each direction, that neither sends nor receives yet.
+    /// Makes a queue pair with room for `depth` requests in each direction, which neither sends nor
+    /// receives yet.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -112,8 +114,9 @@ impl QueuePair {
         Self::create(domain, depth, None)
     }
 
-    /// A new one whose completions are in this buffer, and nowhere else: [`QueuePair::poll`] finds none. Debian's library does not learn of them, so
-    /// `depth` is how many requests of each direction it takes in all.
+    /// Makes a queue pair whose completions are in this buffer, and nowhere else:
+    /// [`QueuePair::poll`] finds none. Debian's library does not learn of them, so `depth` is the
+    /// total number of requests of each direction that it takes.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -132,7 +135,7 @@ impl QueuePair {
     ) -> Result<Self> {
         let context = domain.context();
         let completions = CompletionQueue::new(context, depth.saturating_mul(2))?;
-        // SAFETY: zero is a value of each field: numbers, and pointers that are not used.
+        // SAFETY: zero is a valid value of each field: numbers, and pointers that are not used.
         let mut attributes: QpInitAttrEx = unsafe { mem::zeroed() };
         attributes.send_cq = completions.as_ptr();
         attributes.recv_cq = completions.as_ptr();
@@ -152,7 +155,8 @@ impl QueuePair {
         let length = u32::try_from(size_of::<EfaQpInitAttr>()).unwrap_or(0);
         let create = context.functions().efa_create_qp_ex;
         let mut create = || {
-            // SAFETY: all that the attributes name exists, and they are used only meanwhile.
+            // SAFETY: everything that the attributes name exists, and they are used only during the
+            // call.
             unsafe {
                 create(
                     context.as_ptr(),
@@ -176,7 +180,8 @@ impl QueuePair {
         })
     }
 
-    /// A new one that is ready to send and to receive, and sends a message again up to `retries` times where there is no receive for it.
+    /// Makes a queue pair that is ready to send and to receive, and sends a message again up to
+    /// `retries` times if there is no receive for it.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -186,7 +191,7 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// Has a new one send and receive, as [`QueuePair::ready`] does.
+    /// Makes a new queue pair send and receive, as [`QueuePair::ready`] does.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -196,7 +201,7 @@ impl QueuePair {
         self.send_from_now_on(retries)
     }
 
-    /// Gives it its key and port.
+    /// Sets its key and port.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -211,7 +216,7 @@ impl QueuePair {
         self.modify(attributes, fields)
     }
 
-    /// Has it receive.
+    /// Makes it ready to receive.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -223,7 +228,8 @@ impl QueuePair {
         self.modify(attributes, STATE)
     }
 
-    /// Has it send. A message for which there is no receive is sent again up to `retries` times, or without end if that is 7.
+    /// Makes it ready to send. A message for which there is no receive is sent again up to
+    /// `retries` times, or without limit if that is 7.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -236,7 +242,7 @@ impl QueuePair {
         self.modify(attributes, STATE | SEND_SEQUENCE | RNR_RETRY)
     }
 
-    /// Stops it. What is outstanding is flushed.
+    /// Stops it. Outstanding requests are flushed.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -248,16 +254,16 @@ impl QueuePair {
         self.modify(attributes, STATE)
     }
 
-    /// Whether it is in error, as the adapter says.
+    /// Returns `true` if the adapter says that it is in error.
     ///
     /// # Errors
     /// [`Error::Refused`].
     pub fn has_failed(&self) -> Result<bool> {
         let mut attributes = QpAttr::default();
-        // SAFETY: zero is a value of each field: numbers, and pointers that are not used.
+        // SAFETY: zero is a valid value of each field: numbers, and pointers that are not used.
         let mut created: QpInitAttr = unsafe { mem::zeroed() };
         let query = self.domain.context().functions().query_qp;
-        // SAFETY: the queue pair exists, and both structures have room for what the library writes.
+        // SAFETY: the queue pair exists, and both structures have room for the library's output.
         let status = unsafe {
             query(
                 self.qp.as_ptr(),
@@ -273,19 +279,19 @@ impl QueuePair {
     fn modify(&self, mut attributes: QpAttr, fields: i32) -> Result<()> {
         let state = attributes.qp_state;
         let modify = self.domain.context().functions().modify_qp;
-        // SAFETY: the queue pair exists, and `attributes` is used only meanwhile.
+        // SAFETY: the queue pair exists, and `attributes` is used only during the call.
         let status = unsafe { modify(self.qp.as_ptr(), &raw mut attributes, fields) };
         Error::check(status, format!("set the queue pair's state to {state}"))
     }
 
-    /// Its number.
+    /// Returns its number.
     #[must_use]
     pub fn number(&self) -> u32 {
         // SAFETY: the queue pair exists, and its number does not change.
         unsafe { (*self.qp.as_ptr()).qp_num }
     }
 
-    /// What the kernel knows it by.
+    /// Returns the kernel's handle of it.
     pub(crate) fn handle(&self) -> u32 {
         // SAFETY: as for its number.
         unsafe { (*self.qp.as_ptr()).handle }
@@ -310,7 +316,8 @@ impl QueuePair {
         let mut bad = ptr::null_mut();
         // SAFETY: the context is open, so its operations are there.
         let post = unsafe { (*self.domain.context().as_ptr()).post_recv };
-        // SAFETY: the queue pair exists, and the request and its element are used only meanwhile.
+        // SAFETY: the queue pair exists, and the request and its element are used only during the
+        // call.
         let status = unsafe { post(self.qp.as_ptr(), &raw mut request, &raw mut bad) };
         Error::check(status, "post a receive")
     }
@@ -345,7 +352,7 @@ impl QueuePair {
         Error::check(status, format!("post {operation:?}"))
     }
 
-    /// Its next completion, if there is one.
+    /// Returns its next completion, if there is one.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -353,7 +360,7 @@ impl QueuePair {
         self.completions.poll()
     }
 
-    /// Its next completion, which must come within `limit`.
+    /// Returns its next completion, which must arrive within `limit`.
     ///
     /// # Errors
     /// [`Error::TimedOut`], [`Error::Refused`].

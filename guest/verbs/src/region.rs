@@ -15,7 +15,7 @@ use crate::{AccessFlags, Error, Local, ProtectionDomain, Remote, Result};
 pub struct Region {
     mr: NonNull<Mr>,
     domain: ProtectionDomain,
-    /// The address that work requests have for the first byte.
+    /// The address of the first byte in work requests.
     address: u64,
     size: u64,
     local_key: u32,
@@ -50,12 +50,12 @@ impl Region {
         Ok(Self::new(mr, domain, address, size, Some(memory)))
     }
 
-    /// Registers `size` bytes of a dma-buf, from its start on. Work requests have `address` for the first byte, which must be a
-    /// multiple of the page size.
+    /// Registers `size` bytes of a dma-buf, from its start on. The first byte has the address
+    /// `address` in work requests, which must be a multiple of the page size.
     ///
     /// # Errors
-    /// [`Error::Refused`]: with EOPNOTSUPP if the exporter does not let its memory be pinned, with EINVAL if the dma-buf is
-    /// shorter.
+    /// [`Error::Refused`]: with EOPNOTSUPP if the exporter does not allow its memory to be pinned,
+    /// with EINVAL if the dma-buf is shorter.
     pub fn of_dma_buf(
         domain: &ProtectionDomain,
         dma_buf: impl AsFd,
@@ -106,13 +106,14 @@ impl Region {
         }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// `length` bytes at `offset`, for its own adapter. What is not within the region is for the adapter to refuse.
+    /// Returns `length` bytes at `offset`, for its own adapter. The adapter must refuse bytes
+    /// outside the region.
     #[must_use]
     pub fn local(&self, offset: u64, length: u32) -> Local {
         Local {
@@ -122,7 +123,7 @@ impl Region {
         }
     }
 
-    /// The byte at `offset`, for others.
+    /// Returns the byte at `offset`, for others.
     #[must_use]
     pub fn remote(&self, offset: u64) -> Remote {
         Remote {

@@ -1,5 +1,5 @@
-//! Requests to the kernel by the device file of an adapter, for what Debian's libibverbs has no function for
-//! (Linux, `include/uapi/rdma/rdma_user_ioctl_cmds.h`).
+//! Requests to the kernel through the device file of an adapter, for which Debian's libibverbs has
+//! no functions (Linux, `include/uapi/rdma/rdma_user_ioctl_cmds.h`).
 
 #![expect(unsafe_code)]
 
@@ -13,9 +13,9 @@ const REQUEST: libc::c_ulong = 0xc018_1b01;
 const DRIVER: u32 = 17;
 /// `UVERBS_ATTR_F_MANDATORY`.
 const MANDATORY: u16 = 1;
-/// The longest value that stands in its attribute.
+/// The longest value that is stored in its attribute.
 const LONGEST_INLINE: usize = size_of::<u64>();
-/// How many attributes a request has at most.
+/// Limit of the attributes of a request.
 const ATTRIBUTES: usize = 9;
 
 /// `struct ib_uverbs_ioctl_hdr`.
@@ -48,7 +48,7 @@ struct Request {
     attributes: [Raw; ATTRIBUTES],
 }
 
-/// `struct ib_uverbs_buffer_desc`: memory that the adapter is going to use.
+/// `struct ib_uverbs_buffer_desc`: memory that the adapter will use.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferDescription {
@@ -63,7 +63,7 @@ pub(crate) struct BufferDescription {
 /// The value of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value<'a> {
-    /// An object that there is, or 0 for one that the kernel makes.
+    /// An existing object, or 0 for one that the kernel makes.
     Object(u32),
     /// A constant or a number.
     Number(u64),
@@ -73,15 +73,16 @@ pub(crate) enum Value<'a> {
     File(c_int),
     /// A buffer.
     Buffer(&'a BufferDescription),
-    /// A structure of the driver's own, longer than a number.
+    /// A driver-specific structure, longer than a number.
     Driver(&'a [u8]),
-    /// Where the kernel writes a number of 32 bits.
+    /// Receives a number of 32 bits from the kernel.
     Answer(&'a Cell<u32>),
-    /// Where it writes one of 64 bits.
+    /// Receives a number of 64 bits from the kernel.
     LongAnswer(&'a Cell<u64>),
 }
 
-/// Carries out a method of an object, with its attributes by their numbers. The object in the first attribute, which the kernel may have made.
+/// Calls a method of an object, with its attributes by their numbers. Returns the object in the
+/// first attribute, which the kernel may have made.
 pub(crate) fn call(
     device: c_int,
     (object, method): (u16, u16),
@@ -96,7 +97,7 @@ pub(crate) fn call(
             Value::Object(handle) => (0, handle.into()),
             Value::Number(number) => (LONGEST_INLINE, number),
             Value::Word(number) => (size_of::<u32>(), number.into()),
-            // The kernel takes it as a signed number of 64 bits.
+            // The kernel interprets it as a signed number of 64 bits.
             Value::File(descriptor) => (0, u64::from_ne_bytes(i64::from(descriptor).to_ne_bytes())),
             Value::Buffer(buffer) => (
                 size_of::<BufferDescription>(),
@@ -132,8 +133,9 @@ pub(crate) fn call(
         },
         attributes: raw,
     };
-    // SAFETY: the request is as long as its header says, and all that it names lives until the call returns. The kernel writes to the request and
-    // to the cells of answers, whose lengths it is told.
+    // SAFETY: the request is as long as its header says, and everything that it names lives until
+    // the call returns. The kernel writes to the request and to the cells of answers, whose lengths
+    // it is told.
     let status = unsafe { libc::ioctl(device, REQUEST, &raw mut request) };
     if status != 0 {
         return Err(io::Error::last_os_error());

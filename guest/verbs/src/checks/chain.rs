@@ -20,8 +20,8 @@ pub(crate) struct Side {
     pub(crate) disk: PathBuf,
 }
 
-/// Moves each of `sizes` from the disk of `near` to that of `far`, each size at the offsets that follow the ones before; by RDMA
-/// writes, then by RDMA reads.
+/// Moves each of `sizes` from the disk of `near` to that of `far`, each size at the offsets after
+/// the previous ones: first by RDMA writes, then by RDMA reads.
 pub(crate) fn run(
     near: &Side,
     far: &Side,
@@ -56,7 +56,7 @@ pub(crate) fn run(
             at = at.saturating_add(length.into());
         }
     }
-    // The ends end with their input.
+    // The ends stop when their input ends.
     drop(ends);
     near_end.wait()?;
     far_end.wait()

@@ -1,4 +1,4 @@
-//! Completion queues in a buffer of the host's memory or of a GPU's, polled there.
+//! Completion queues in a buffer in the host's memory or a GPU's, polled there.
 
 use std::rc::Rc;
 
@@ -17,14 +17,14 @@ use super::report::{Report, refused};
 pub(super) const ENTRIES: u32 = 16;
 /// Bytes of its entries.
 const QUEUE: u64 = 32 * ENTRIES as u64;
-/// Requests of each direction that a queue pair takes in all.
+/// Total number of requests of each direction that a queue pair takes.
 const DEPTH: u32 = 256;
 /// Bytes of a message.
 const LENGTH: u32 = 64;
-/// What is beside the entries.
+/// The bytes around the entries.
 const BESIDE: u8 = 0x5a;
 
-/// Has the adapter `nic` complete requests in queues in memory of this kind.
+/// Makes the adapter `nic` complete requests in queues in memory of this kind.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(nic, kind)?;
     report.add("writes, nearly five times round the queue", bench.writes());
@@ -91,7 +91,7 @@ impl Bench {
         Ok(self.asking.post(0, operation, local, &self.peer)?)
     }
 
-    /// Takes the completions of that many requests of the one that asks, which need not end in order.
+    /// Takes the completions of that many requests of the requester, which need not end in order.
     fn take(&self, count: u32, status: Status) -> anyhow::Result<()> {
         let first = self.sent.consumed();
         let all = first..first + u64::from(count);
@@ -113,7 +113,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The last round is not a whole one, so that what follows is written in both phases.
+    /// Posts writes. The last round is not complete, so that later entries are written in both
+    /// phases.
     fn writes(&self) -> anyhow::Result<()> {
         for count in [ENTRIES, 1, ENTRIES, ENTRIES, ENTRIES, ENTRIES - 3] {
             for _ in 0..count {
@@ -195,7 +196,8 @@ impl Bench {
         refused(queue, libc::EINVAL)
     }
 
-    /// The kernel's driver pins memory, which an exporter of revocable memory does not let it.
+    /// Checks that revocable memory is refused: the kernel's driver must pin memory, which its
+    /// exporter does not allow.
     fn revocable(&self) -> anyhow::Result<()> {
         let other = Rc::new(Memory::new(self.kind, PAGE)?);
         let context = self.domain.context();
@@ -211,7 +213,8 @@ impl Bench {
     }
 }
 
-/// A queue in the page at this offset of the memory, of which the adapter's driver gets a dma-buf of this policy.
+/// Makes a queue in the page at this offset of the memory. The adapter's driver gets a dma-buf with
+/// this policy.
 pub(super) fn queue(
     context: &Context,
     memory: &Rc<Memory>,
@@ -232,7 +235,7 @@ pub(super) fn queue(
     Ok(queue?)
 }
 
-/// A queue pair with its completions in this queue, that sends and receives.
+/// Makes a queue pair that sends and receives, with its completions in this queue.
 pub(super) fn ready(
     domain: &ProtectionDomain,
     depth: u32,

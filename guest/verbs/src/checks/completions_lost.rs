@@ -19,14 +19,15 @@ use super::lost::works;
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::{Report, refused};
 
-/// Requests that complete before the memory dies.
+/// Number of requests that complete before the memory is lost.
 const BEFORE: u64 = 64;
-/// Requests that a queue pair takes in all.
+/// Total number of requests that a queue pair takes.
 const DEPTH: u32 = 256;
 /// Bytes of a write.
 const LENGTH: u32 = 8;
 
-/// Has the adapter `nic` complete writes in a queue in memory of this kind until that dies, which the line "# under load" asks for.
+/// Makes the adapter `nic` complete writes in a queue in memory of this kind until that memory is
+/// lost, which the line "# under load" requests.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
     let mut load = Load::start(nic, kind)?;
     report.add(
@@ -38,17 +39,17 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::R
     Ok(())
 }
 
-/// Writes of 8 bytes each, the number of the write, one after the other.
+/// Writes of 8 bytes each, which contain the number of the write, one after the other.
 struct Load {
     pair: QueuePair,
-    /// One with a receive that no message comes for, by the same queue.
+    /// A queue pair with a receive that no message arrives for, which uses the same queue.
     idle: QueuePair,
     queue: Rc<CompletionBuffer>,
     peer: Peer,
     _asked: QueuePair,
     source: (Rc<Mapping>, Region),
     target: (Rc<Mapping>, Region),
-    /// Posted in all, and by this queue pair.
+    /// Writes posted in total, and by this queue pair.
     posted: u64,
     of_pair: u32,
     domain: ProtectionDomain,
@@ -84,7 +85,7 @@ impl Load {
         })
     }
 
-    /// Returns once the queue pairs have failed.
+    /// Runs writes. Returns once the queue pairs have failed.
     fn run(&mut self) -> anyhow::Result<()> {
         let mut deadline = None;
         loop {
@@ -131,7 +132,8 @@ impl Load {
         Ok(())
     }
 
-    /// Waits until the last write completes, which must be in its target then, or its queue pair fails; whether it completes.
+    /// Waits until the last write completes, after which its target must contain it, or its queue
+    /// pair fails. Returns `true` if it completes.
     fn completes(&self) -> anyhow::Result<bool> {
         let deadline = Instant::now() + TIME_OUT;
         loop {

@@ -1,4 +1,5 @@
-//! Completion counters in memory of the host or of a GPU, by the adapter's own account of each work request.
+//! Completion counters in memory of the host or of a GPU, compared with the adapter's completion of
+//! each work request.
 
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
@@ -11,17 +12,18 @@ use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::Report;
 use super::{DEPTH, TIME_OUT};
 
-/// Bytes of a transfer, more than a packet has.
+/// Bytes of a transfer, more than fit into a packet.
 const LENGTH: u32 = 100_000;
-/// How often each work request is posted.
+/// Number of times that each work request is posted.
 const TIMES: u64 = 3;
 
-/// Where the words of each counter are.
+/// Offsets of the words of each counter.
 const SENDER: u64 = 0;
 const RECEIVER: u64 = 64;
 const TARGET: u64 = 128;
 
-/// Has the adapter `nic` count, in words in memory of this kind, what it does with memory of the host.
+/// Makes the adapter `nic` count, in words in memory of this kind, its work with memory of the
+/// host.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(nic, kind)?;
     let in_use = bench
@@ -45,7 +47,8 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::R
     Ok(())
 }
 
-/// Two queue pairs with counters: of what the first one sends, of what the second one receives, and of what others do to its memory.
+/// Two queue pairs with counters: of the first one's sends, of the second one's receives, and of
+/// others' accesses to its memory.
 struct Bench {
     asking: QueuePair,
     asked: QueuePair,
@@ -93,7 +96,7 @@ impl Bench {
         })
     }
 
-    /// Posts a request [`TIMES`] times; each must end with this status.
+    /// Posts a request [`TIMES`] times. Each must end with this status.
     fn ask(&self, operation: Operation, status: Status) -> anyhow::Result<()> {
         for id in 0..TIMES {
             let length = match operation {
@@ -112,7 +115,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Checks the words of all counters: completions and errors. They are there as soon as the completion is.
+    /// Checks the words of all counters: completions and errors. They are updated no later than the
+    /// completion appears.
     fn expect(&self, when: &str, wanted: [[u64; 2]; 3]) -> anyhow::Result<()> {
         for (offset, wanted) in [SENDER, RECEIVER, TARGET].into_iter().zip(wanted) {
             for (word, wanted) in wanted.into_iter().enumerate() {
@@ -200,7 +204,7 @@ impl Bench {
     }
 }
 
-/// A counter with its words at this offset of the memory.
+/// Makes a counter with its words at this offset of the memory.
 fn counter(context: &Context, words: &Memory, offset: u64) -> anyhow::Result<CompletionCounter> {
     Ok(match words {
         Memory::Host(mapping) => CompletionCounter::in_memory(context, mapping.clone(), offset)?,

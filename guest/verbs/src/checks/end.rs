@@ -1,4 +1,4 @@
-//! One end of a transfer: an adapter, a queue pair of it, and memory.
+//! One end of a transfer: an adapter, one of its queue pairs, and memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,10 @@ use super::memory::{Memory, MemoryKind};
 use super::spare::{self, SpareMemory};
 use super::{DEPTH, TIME_OUT};
 
-/// Files that stay open, for transfers one after the other.
+/// Number of files that stay open, for transfers one after the other.
 const OPEN_FILES: usize = 4;
 
-/// Tries to send a message for which the other side has no receive yet: without end.
+/// Number of tries to send a message for which the other side has no receive yet: unlimited.
 const ENDLESSLY: u8 = 7;
 
 /// An end in this process.
@@ -38,7 +38,7 @@ pub(crate) struct LocalEnd {
     posted: Instant,
 }
 
-/// The end that work requests are for.
+/// The other end of work requests.
 struct Other {
     peer: Peer,
     key: u32,
@@ -46,7 +46,8 @@ struct Other {
 }
 
 impl LocalEnd {
-    /// An end by the adapter `nic`, with at least `size` bytes of memory, which the other end may read and write.
+    /// Opens an end by the adapter `nic`, with at least `size` bytes of memory, which the other end
+    /// may read and write.
     pub(crate) fn open(nic: &str, kind: MemoryKind, size: u64) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;
@@ -126,7 +127,7 @@ impl LocalEnd {
         Ok(Answer::Done)
     }
 
-    /// A completion, if one is there.
+    /// Returns a completion, if there is one.
     fn poll(&mut self) -> anyhow::Result<Answer> {
         let completion = self.pair.poll()?;
         let completed = completion.map(|it| self.completed(it)).transpose()?;
@@ -221,7 +222,7 @@ impl LocalEnd {
         Ok(file.sync()?)
     }
 
-    /// The file, open to read and write, past the page cache.
+    /// Opens the file for reading and writing, without the page cache.
     fn file(&mut self, path: &Path) -> anyhow::Result<GpuFile> {
         if let Some((_, file)) = self.files.iter().find(|(known, _)| known == path) {
             return Ok(file.clone());
@@ -258,7 +259,7 @@ impl Other {
     }
 }
 
-/// What a comparison of memory has shown.
+/// Converts the result of a comparison of memory.
 pub(super) fn compared(memory: anyhow::Result<()>) -> Answer {
     match memory {
         Ok(()) => Answer::Done,
@@ -277,14 +278,14 @@ impl End for LocalEnd {
     }
 }
 
-/// Has both ends know each other.
+/// Connects both ends.
 pub(crate) fn connect(near: &mut LocalEnd, far: &mut LocalEnd) -> anyhow::Result<()> {
     let (at_near, at_far) = (near.address()?, far.address()?);
     near.connect(&at_far)?;
     far.connect(&at_near)
 }
 
-/// Has `end` do what needs no other answer than that it is done.
+/// Executes a command whose only answer is that it is done.
 pub(crate) fn done(end: &mut LocalEnd, command: &Command) -> anyhow::Result<()> {
     match end.ask(command)? {
         Answer::Done => Ok(()),

@@ -1,4 +1,4 @@
-//! An end in a process of its own.
+//! An end in a separate process.
 
 use std::env;
 use std::io::BufReader;
@@ -12,11 +12,12 @@ use super::memory::MemoryKind;
 /// Messages to an end and from it.
 pub(crate) type Lines = LineEnd<BufReader<ChildStdout>, ChildStdin>;
 
-/// A process of this program that is an end. It is killed if the value is dropped.
+/// A process of this program that is an end. Dropping the value kills the process.
 pub(crate) struct EndProcess(Child);
 
 impl EndProcess {
-    /// Starts an end by the adapter `nic`, with `size` bytes of memory. It ends once its [`Lines`] are dropped.
+    /// Starts an end by the adapter `nic`, with `size` bytes of memory. It ends once its [`Lines`]
+    /// are dropped.
     pub(crate) fn start(nic: &str, memory: MemoryKind, size: u64) -> anyhow::Result<(Self, Lines)> {
         let program = env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(program);
@@ -45,13 +46,14 @@ impl EndProcess {
 
 impl Drop for EndProcess {
     fn drop(&mut self) {
-        // An end that has ended cannot be killed, which is no error here.
+        // An end that has ended cannot be killed, which is not an error here.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Starts two ends with `size` bytes of memory each, has `work` ask them, and waits until they have ended.
+/// Starts two ends with `size` bytes of memory each, lets `work` conduct them, and waits until they
+/// have ended.
 pub(crate) fn between(
     [near, far]: [(&str, MemoryKind); 2],
     size: u64,

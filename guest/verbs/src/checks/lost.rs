@@ -1,4 +1,5 @@
-//! Requests in progress while a part of the transfer dies, and what is left afterwards: each end is a process of its own.
+//! Requests in progress while a part of the transfer is lost, and the remaining parts afterwards.
+//! Each end is a separate process.
 
 use std::io::{self, Write as _};
 
@@ -8,7 +9,8 @@ use super::end_process::between;
 use super::memory::MemoryKind;
 use super::report::Report;
 
-/// Has the adapter `nic` with the first of `kinds` ask `peer` with the second until a part dies, which the line "under load" asks for.
+/// Lets the adapter `nic`, with memory of the first of `kinds`, send requests to `peer`, with the
+/// second, until a part is lost, which the line "under load" requests.
 pub(crate) fn run(
     nic: &str,
     peer: &str,
@@ -38,7 +40,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// New ends with guest RAM transfer in each way.
+/// Checks that new ends with guest RAM transfer in each way.
 pub(super) fn works(near: &str, far: &str) -> anyhow::Result<()> {
     let ends = [near, far].map(|nic| (nic, MemoryKind::Host));
     between(ends, GO_ON_BYTES, go_on)

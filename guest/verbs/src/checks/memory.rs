@@ -11,16 +11,16 @@ use peerbar_verbs::{AccessFlags, CompletionMemory, ProtectionDomain, Region};
 
 /// Page size of the guest.
 pub(crate) const PAGE: u64 = 4096;
-/// The address that work requests have for the first byte of a GPU's memory.
+/// Address of the first byte of a GPU's memory in work requests.
 pub(crate) const VRAM_ADDRESS: u64 = 0x7000_0000_0000;
 
-/// The same of memory beside it, in which none of the first is.
+/// The same for spare memory, far from the first.
 pub(crate) const SPARE_ADDRESS: u64 = 0x7100_0000_0000;
 
-/// The device files of GPUs, without their numbers.
+/// Path of the GPUs' device files, without their numbers.
 const GPU_FILE: &str = "/dev/peerbar-gpu";
 
-/// Whose memory it is.
+/// The owner of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
     /// The guest's RAM.
@@ -57,12 +57,12 @@ impl FromStr for MemoryKind {
 pub(crate) enum Memory {
     /// The guest's RAM.
     Host(Rc<Mapping>),
-    /// A GPU's. The GPU stays open as long as its buffer.
+    /// A GPU's memory. The GPU stays open as long as its buffer.
     Vram(Buffer, Gpu),
 }
 
 impl Memory {
-    /// At least `size` bytes.
+    /// Allocates at least `size` bytes.
     pub(crate) fn new(kind: MemoryKind, size: u64) -> anyhow::Result<Self> {
         let size = size.next_multiple_of(PAGE);
         Ok(match kind {
@@ -74,7 +74,7 @@ impl Memory {
         })
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.mapping().size()
     }
@@ -88,7 +88,8 @@ impl Memory {
         self.register_at(VRAM_ADDRESS, domain, access)
     }
 
-    /// The same, where work requests have the address `first` for the first byte of a GPU's memory.
+    /// Returns the same, with the address `first` of the first byte of a GPU's memory in work
+    /// requests.
     pub(crate) fn register_at(
         &self,
         first: u64,
@@ -113,7 +114,7 @@ impl Memory {
         Ok(self.mapping().write(offset, bytes)?)
     }
 
-    /// Checks that it has `wanted` at `offset`, by the processor.
+    /// Checks that it contains `wanted` at `offset`, by the processor.
     pub(crate) fn expect(&self, offset: u64, wanted: &[u8]) -> anyhow::Result<()> {
         self.expect_either(offset, wanted, wanted)
     }
@@ -140,12 +141,12 @@ impl Memory {
         Ok(())
     }
 
-    /// The GPU's buffer that it is.
+    /// Returns its GPU buffer.
     pub(crate) fn buffer(&self) -> anyhow::Result<&Buffer> {
         self.vram().map(|(buffer, _)| buffer)
     }
 
-    /// The GPU whose memory it is.
+    /// Returns the GPU whose memory it is.
     pub(crate) fn gpu(&self) -> anyhow::Result<&Gpu> {
         self.vram().map(|(_, gpu)| gpu)
     }

@@ -1,4 +1,4 @@
-//! What becomes of an adapter's DMA to the memory of a GPU, and from there.
+//! The outcome of an adapter's DMA to the memory of a GPU, and from there.
 
 use std::io;
 
@@ -9,8 +9,8 @@ use super::end::LocalEnd;
 use super::memory::MemoryKind;
 use super::transfers::memory_size;
 
-/// Writes and reads `size` bytes within the memory of the GPU `gpu` by the adapter `nic`; prints a [`Transfer`] for each, as a line
-/// of JSON.
+/// Writes and reads `size` bytes within the memory of the GPU `gpu` by the adapter `nic`. Prints a
+/// [`Transfer`] for each, as a line of JSON.
 pub(crate) fn run(nic: &str, gpu: u32, size: u32) -> anyhow::Result<()> {
     let results = match open(nic, gpu, size) {
         Ok(mut ends) => [Way::Write, Way::Read].map(|way| {
@@ -33,7 +33,7 @@ fn open(nic: &str, gpu: u32, size: u32) -> anyhow::Result<Ends<LocalEnd, LocalEn
     Ok(Ends::connect(end()?, end()?)?)
 }
 
-/// Success with other bytes than there should be is worse than an error.
+/// Judges an error. Success with wrong data is worse than a failure.
 fn judge(error: Error) -> Transfer {
     match error {
         Error::Contents { .. } => Transfer::Wrong {

@@ -1,4 +1,4 @@
-//! How often an adapter carries out a request.
+//! The rate at which an adapter executes requests.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use super::DEPTH;
 use super::end::{self, LocalEnd};
 use super::memory::MemoryKind;
 
-/// The byte that the target has before the first request.
+/// The content of the target before the first request.
 const UNTOUCHED: u8 = 0xa5;
 
-/// What is asked for.
+/// The kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// Messages to receives of the other adapter.
@@ -26,8 +26,9 @@ pub(crate) enum Kind {
     Reads,
 }
 
-/// Has the adapter `nic` with the first of `kinds` ask `peer` for requests of one kind and size, [`DEPTH`] in progress. For `time` each one that
-/// completes is followed by another. Every byte is compared in the end; prints a [`RdmaRate`] as a line of JSON.
+/// Lets the adapter `nic`, with memory of the first of `kinds`, send `peer` requests of one kind
+/// and size, [`DEPTH`] in progress. For `time`, each one that completes is followed by another.
+/// Every byte is compared in the end. Prints a [`RdmaRate`] as a line of JSON.
 pub(crate) fn run(
     nic: &str,
     peer: &str,
@@ -51,7 +52,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Requests in progress, each with a slot of its own in both memories. A request's number is that of its slot.
+/// Requests in progress, each with its own slot in both memories. A request's number is that of its
+/// slot.
 struct Load {
     near: LocalEnd,
     far: LocalEnd,
@@ -83,13 +85,14 @@ impl Load {
         })
     }
 
-    /// Waits until a request has been carried out; the slot for the next one.
+    /// Waits until a request has been executed. Returns the slot for the next one.
     fn complete(&mut self) -> anyhow::Result<u64> {
         let sent = succeeded(&mut self.near)?;
         if self.kind != Kind::Sends {
             return Ok(sent);
         }
-        // Messages need not arrive in order: one that is sent has a receive that is posted, whichever it takes.
+        // Messages need not arrive in order: a completed send means that some posted receive has
+        // taken it.
         let received = succeeded(&mut self.far)?;
         self.receive(received)?;
         Ok(sent)
@@ -117,7 +120,7 @@ impl Load {
         end::done(&mut self.near, &post)
     }
 
-    /// Gives the source its content, and the target another one.
+    /// Fills the source with its content, and the target with another one.
     fn fill(&mut self) -> anyhow::Result<()> {
         for slot in 0..DEPTH.into() {
             let (span, value) = (self.span(slot), UNTOUCHED);
@@ -129,7 +132,7 @@ impl Load {
         Ok(())
     }
 
-    /// Compares the target with what it must have.
+    /// Compares the target with the expected content.
     fn expect(&mut self) -> anyhow::Result<()> {
         for slot in 0..DEPTH.into() {
             let (span, seed) = (self.span(slot), self.content(slot));
@@ -142,7 +145,8 @@ impl Load {
         Ok(())
     }
 
-    /// The seed of a slot's content. Any receive may take any message, so those are all alike.
+    /// Returns the seed of a slot's content. Any receive may take any message, so all messages are
+    /// alike.
     fn content(&self, slot: u64) -> u64 {
         match self.kind {
             Kind::Sends => self.seed,
@@ -150,7 +154,7 @@ impl Load {
         }
     }
 
-    /// The end with the source, and that with the target.
+    /// Returns the end with the source, and the one with the target.
     fn sides(&mut self) -> [&mut LocalEnd; 2] {
         match self.kind {
             Kind::Sends | Kind::Writes => [&mut self.near, &mut self.far],
@@ -166,7 +170,7 @@ impl Load {
     }
 }
 
-/// The number of the next request of `end` that completes, which must have been carried out.
+/// Returns the number of the next request of `end` that completes, which must have succeeded.
 fn succeeded(end: &mut LocalEnd) -> anyhow::Result<u64> {
     let done = end::completed(end)?;
     ensure!(

@@ -1,4 +1,4 @@
-//! What an adapter must refuse to its own program, with memory of the guest.
+//! Requests of its own program that an adapter must refuse, with memory of the guest.
 
 use anyhow::{Context as _, bail, ensure};
 use peerbar_verbs::{
@@ -10,16 +10,16 @@ use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::Report;
 use super::{DEPTH, TIME_OUT};
 
-/// What the target's memory has before each request, and after it.
+/// Content of the target's memory before and after each request.
 const UNTOUCHED: u8 = 0x5a;
-/// What the memory of the side that asks has.
+/// Content of the requester's memory.
 const OWN: u8 = 0xc3;
 /// Bytes of a request.
 const LENGTH: u32 = 512;
 
 type Check = fn(&Bench) -> anyhow::Result<()>;
 
-/// Asks the adapter `nic` for what it must refuse to its own program.
+/// Sends the adapter `nic` requests that it must refuse to its own program.
 pub(crate) fn run(nic: &str, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(nic)?;
     let checks: [(&str, Check); 7] = [
@@ -47,7 +47,7 @@ pub(crate) fn run(nic: &str, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An adapter, a queue pair that asks, and memory on both sides.
+/// An adapter, a queue pair of the requester, and memory on both sides.
 pub(crate) struct Bench {
     pub(crate) domain: ProtectionDomain,
     asking: QueuePair,
@@ -84,7 +84,7 @@ impl Bench {
         Ok((memory, region))
     }
 
-    /// How a request with the local memory `local` ends.
+    /// Returns the status of a request with the local memory `local`.
     pub(crate) fn status(&self, operation: Operation, local: Local) -> anyhow::Result<Status> {
         self.asking.post(9, operation, local, &self.peer)?;
         let done = self.asking.wait(TIME_OUT)?;
@@ -92,7 +92,8 @@ impl Bench {
         Ok(done.status)
     }
 
-    /// How a request ends whose local memory is fine. One that is refused brings no byte.
+    /// Returns the status of a request with valid local memory. A refused request must not change
+    /// it.
     pub(crate) fn asked(&self, operation: Operation) -> anyhow::Result<Status> {
         let status = self.status(operation, self.source.local(0, LENGTH))?;
         if status != Status::SUCCESS {
@@ -105,7 +106,7 @@ impl Bench {
         Ok(status)
     }
 
-    /// Checks that the adapter carries out a write after all.
+    /// Checks that the adapter still executes a write.
     pub(crate) fn still_works(&self) -> anyhow::Result<()> {
         let (_memory, region) = self.target(AccessFlags::ALL)?;
         let status = self.asked(Operation::Write(region.remote(0)))?;
@@ -166,7 +167,8 @@ impl Bench {
         untouched(&memory)
     }
 
-    /// A queue pair that may not send is refused by the library, one that may not receive by the adapter.
+    /// Checks queue pairs in a wrong state: the library refuses one that may not send, the adapter
+    /// one that may not receive.
     fn wrong_states(&self) -> anyhow::Result<()> {
         let (memory, region) = self.target(AccessFlags::ALL)?;
         let write = Operation::Write(region.remote(0));

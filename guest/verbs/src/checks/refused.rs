@@ -1,4 +1,5 @@
-//! What an adapter must refuse to another one, or to itself: each end is a process of its own.
+//! Requests of another adapter, or of itself, that an adapter must refuse. Each end is a separate
+//! process.
 
 use peerbar_rdma_end::{REFUSE_BYTES, refuse};
 
@@ -6,7 +7,7 @@ use super::end_process::between;
 use super::memory::MemoryKind;
 use super::report::Report;
 
-/// Has the adapter `nic` ask `peer`, which has memory of this kind, for what that must refuse.
+/// Lets the adapter `nic` send `peer`, which has memory of this kind, requests that it must refuse.
 pub(crate) fn run(
     nic: &str,
     peer: &str,

@@ -1,17 +1,17 @@
-//! What was found, as KTAP version 1.
+//! The results, as KTAP version 1.
 
 use std::fmt;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
 
-/// Results, each with its name, and why it failed if it did.
+/// Results, each with its name, and the reason of a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     results: Vec<(String, Result<(), String>)>,
-    /// Payload bytes that were moved by work requests that succeeded.
+    /// Payload bytes of the work requests that succeeded.
     payload: u64,
-    /// How long these took, one after the other.
+    /// The time that they took, one after the other.
     elapsed: Duration,
 }
 
@@ -22,13 +22,13 @@ impl Report {
         self.results.push((name.into(), result));
     }
 
-    /// Counts payload that a request has moved, and how long it took.
+    /// Counts a request's payload, and the time that it took.
     pub(crate) fn count(&mut self, bytes: u64, elapsed: Duration) {
         self.payload = self.payload.saturating_add(bytes);
         self.elapsed = self.elapsed.saturating_add(elapsed);
     }
 
-    /// Whether a result is a failure, or there is none.
+    /// Returns `true` if there is a failure, or no result.
     pub(crate) fn has_failed(&self) -> bool {
         self.results.is_empty() || self.results.iter().any(|(_, result)| result.is_err())
     }
@@ -51,7 +51,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Fails unless something was refused, with this number of an error.
+/// Fails unless something was refused, with this error number.
 pub(crate) fn refused<T, E: Into<anyhow::Error>>(
     asked: Result<T, E>,
     wanted: i32,

@@ -1,4 +1,4 @@
-//! Memory of an end beside its own, registered on its own, and a queue pair beside its own.
+//! An end's spare memory, with a separate registration, and a spare queue pair.
 
 use anyhow::{Context as _, bail};
 use peerbar_gds::Buffer;
@@ -8,12 +8,12 @@ use peerbar_verbs::{AccessFlags, ProtectionDomain, QueuePair, Region};
 use super::DEPTH;
 use super::memory::{Memory, MemoryKind, SPARE_ADDRESS};
 
-/// Buffers that are allocated once memory is freed: enough to get its addresses.
+/// Number of buffers that are allocated once memory is freed: enough to get its addresses.
 const OTHERS: usize = 8;
 
-/// Memory beside an end's own.
+/// Memory in addition to an end's own.
 pub(crate) struct SpareMemory {
-    /// Deregistered before the memory goes.
+    /// Deregistered before the memory is dropped.
     region: Option<Region>,
     memory: Memory,
     is_freed: bool,
@@ -22,7 +22,7 @@ pub(crate) struct SpareMemory {
 }
 
 impl SpareMemory {
-    /// Memory that others have these rights to.
+    /// Makes memory to which others have these rights.
     fn make(kind: MemoryKind, domain: &ProtectionDomain, rights: Rights) -> anyhow::Result<Self> {
         let memory = Memory::new(kind, SpareCommand::BYTES)?;
         memory.write(0, &values())?;
@@ -62,7 +62,7 @@ impl SpareMemory {
     }
 }
 
-/// What an end does with memory beside its own.
+/// Executes a command about spare memory.
 pub(crate) fn answer(
     spare: &mut Option<SpareMemory>,
     (kind, domain): (MemoryKind, &ProtectionDomain),
@@ -89,7 +89,8 @@ pub(crate) fn answer(
     Ok(Answer::Done)
 }
 
-/// A queue pair in this state, and its number; it is kept as long as it is to exist.
+/// Makes a queue pair in this state. Returns it with its number; it must be kept for as long as it
+/// is needed.
 pub(crate) fn pair(
     domain: &ProtectionDomain,
     state: PairState,

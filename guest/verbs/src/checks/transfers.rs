@@ -6,7 +6,8 @@ use super::end::LocalEnd;
 use super::memory::MemoryKind;
 use super::report::Report;
 
-/// Transfers each of `sizes` from `kinds[0]` of the adapter `nic` to `kinds[1]` of `peer`, in each way that there is.
+/// Transfers each of `sizes` from `kinds[0]` of the adapter `nic` to `kinds[1]` of `peer`, in each
+/// possible way.
 pub(crate) fn run(
     nic: &str,
     peer: &str,
@@ -35,7 +36,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The memory that an end needs for transfers of these sizes, in bytes.
+/// Returns the bytes of memory that an end needs for transfers of these sizes.
 pub(crate) fn memory_size(sizes: &[u32]) -> u64 {
     let largest = sizes.iter().copied().max().unwrap_or(0);
     u64::from(largest).saturating_add(2 * MARGIN)

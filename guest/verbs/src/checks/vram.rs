@@ -1,4 +1,4 @@
-//! Which memory of a GPU an adapter's driver must not register.
+//! GPU memory that an adapter's driver must not register.
 
 use peerbar_gds::{ExportPolicy, Gpu};
 use peerbar_verbs::{AccessFlags, Region};
@@ -7,11 +7,12 @@ use super::memory::{PAGE, VRAM_ADDRESS};
 use super::refusals::Bench;
 use super::report::{Report, refused};
 
-/// Pages of a buffer.
+/// Number of pages of a buffer.
 const PAGES: u64 = 16;
 const BYTES: u64 = PAGES * PAGE;
 
-/// Asks the adapter `nic` for what it must refuse of memory of the GPU with the number `gpu`.
+/// Sends the adapter `nic` requests for memory of the GPU with the number `gpu` that it must
+/// refuse.
 pub(crate) fn run(nic: &str, gpu: u32, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(nic)?;
     let gpu = Gpu::open(gpu)?;
@@ -29,7 +30,8 @@ fn longer(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
     refused(registered, libc::EINVAL)
 }
 
-/// The kernel's driver pins memory, which an exporter of revocable memory does not let it.
+/// Checks that revocable memory is refused: the kernel's driver must pin memory, which its exporter
+/// does not allow.
 fn revocable(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(BYTES)?;
     let dma_buf = buffer.export_as(ExportPolicy::Revocable)?;
