@@ -14,15 +14,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::{OutOfBounds, WordError};
 
-/// Width of the accesses of a copy in bytes, where alignment allows it.
+/// Width of the accesses of a copy in bytes, if alignment allows it.
 const WORD: usize = size_of::<u64>();
 
-/// A mapped span of memory, page-aligned: this process' own, or a device's. Devices and other processes may change it
-/// meanwhile, so there are no references to it: loads and stores are volatile, 8 bytes at a time in the middle of a copy and
-/// single bytes at its odd ends.
+/// A mapped span of memory, page-aligned: this process's own, or a device's. Devices and other
+/// processes may change it at any time, so there are no references to it: loads and stores are
+/// volatile, 8 bytes at a time in the middle of a copy and single bytes at its unaligned ends.
 ///
-/// Once memory of a GPU is revoked, or a BAR is reset, closed or no longer decoded, an access ends the process with SIGBUS or
-/// reads as all ones, as with any mapping of a device.
+/// Once memory of a GPU is revoked, or a BAR is reset, closed or no longer decoded, an access ends
+/// the process with SIGBUS or reads as all ones, as with any mapping of a device.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -31,11 +31,12 @@ pub struct Mapping {
 
 // SAFETY: the span stays mapped as long as the value lives, whichever thread has it.
 unsafe impl Send for Mapping {}
-// SAFETY: all accesses are volatile or the kernel's; nothing relies on the contents to stay.
+// SAFETY: all accesses are volatile or the kernel's; nothing relies on the contents to stay
+// unchanged.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `length` bytes of `file` from `offset` on, such as a region of a device, shared.
+    /// Maps `length` bytes of `file` from `offset` on, such as a region of a device, shared.
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -56,7 +57,8 @@ impl Mapping {
         Mapping::new(start, length)
     }
 
-    /// `length` bytes of new host memory, zeroed and present, shared with children. It stays the memory of a DMA across fork(2).
+    /// Maps `length` bytes of new host memory, zeroed and present, shared with children. It stays
+    /// the memory of a DMA across fork(2).
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -64,7 +66,7 @@ impl Mapping {
         Mapping::of_memory(length, MapFlags::SHARED | MapFlags::POPULATE)
     }
 
-    /// `length` bytes of new host memory for this process alone, zeroed and present.
+    /// Maps `length` bytes of new host memory for this process alone, zeroed and present.
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -132,7 +134,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. What is read after it is not older.
+    /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. Later reads see memory that
+    /// is no older.
     ///
     /// # Errors
     /// A word that is unaligned or beyond the end.
@@ -140,7 +143,8 @@ impl Mapping {
         self.load_word(offset)
     }
 
-    /// Reads the 8 bytes at `offset`, a multiple of 8, in one access. What is read after it is not older.
+    /// Reads the 8 bytes at `offset`, a multiple of 8, in one access. Later reads see memory that
+    /// is no older.
     ///
     /// # Errors
     /// As for [`Mapping::load32`].
@@ -148,7 +152,8 @@ impl Mapping {
         self.load_word(offset)
     }
 
-    /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. What was written before it is seen before it.
+    /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. Earlier writes become
+    /// visible first.
     ///
     /// # Errors
     /// As for [`Mapping::load32`].
@@ -180,7 +185,7 @@ impl Mapping {
         *at = at.wrapping_add(size_of::<T>());
     }
 
-    /// One `pread` of the kernel into `range`; returns how many bytes there were.
+    /// Makes one `pread` of the kernel into `range`. Returns the number of bytes read.
     ///
     /// # Errors
     /// [`OutOfBounds`], and those of the system call.
@@ -193,7 +198,7 @@ impl Mapping {
         u64::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// One `pwrite` of the kernel from `range`; returns how many bytes it took.
+    /// Makes one `pwrite` of the kernel from `range`. Returns the number of bytes written.
     ///
     /// # Errors
     /// [`OutOfBounds`], and those of the system call.
@@ -206,7 +211,7 @@ impl Mapping {
         u64::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Where `range` lies in this process, and how long it is.
+    /// Returns the address of `range` in this process, and its length.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -218,7 +223,7 @@ impl Mapping {
         Ok((unsafe { self.start.add(at) }, length))
     }
 
-    /// The number of the first byte's address, for the kernel.
+    /// Returns the first byte's address as a number, for the kernel.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
@@ -243,7 +248,7 @@ impl Mapping {
     }
 }
 
-/// Bytes from `at` up to the next multiple of a word.
+/// Returns the number of bytes from `at` to the next multiple of a word.
 fn distance_to_word(at: usize) -> usize {
     at.next_multiple_of(WORD).wrapping_sub(at)
 }

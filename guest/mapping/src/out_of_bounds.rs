@@ -1,4 +1,4 @@
-//! Why an access to a mapping is refused.
+//! The reasons why an access to a mapping is refused.
 
 use std::io;
 
@@ -22,16 +22,16 @@ impl From<OutOfBounds> for io::Error {
     }
 }
 
-/// Why a word is not accessed.
+/// The reason why a word is not accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WordError {
     /// It reaches beyond the memory.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
-    /// One access cannot reach all of it.
+    /// One access cannot cover all of it.
     #[error("a word of {size} bytes cannot be at {offset:#x}: take a multiple of its size")]
     Unaligned {
-        /// Where it would be.
+        /// Its offset.
         offset: u64,
         /// Its size in bytes.
         size: usize,
