@@ -1,23 +1,23 @@
-//! What a launch must do, worked out thread by thread.
+//! The expected results of a launch, computed thread by thread.
 
 use std::fmt;
 
 /// Counters of a histogram.
 pub const BINS: usize = 256;
 
-/// How a kernel is launched: the numbers of elements, of blocks, and of threads in a block.
+/// The shape of a launch: the numbers of elements, of blocks, and of threads in a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Elements that are computed; threads beyond them do nothing.
+    /// Number of elements that are computed. Threads beyond them do nothing.
     pub elements: u64,
-    /// Blocks of threads.
+    /// Number of blocks of threads.
     pub grid: u32,
-    /// Threads in a block.
+    /// Number of threads in a block.
     pub block: u32,
 }
 
 impl Shape {
-    /// The element of each thread that has one.
+    /// Returns the element of each thread that has one.
     fn threads(self) -> impl Iterator<Item = usize> {
         let elements = move |block: u32| {
             (0..self.block).map(move |thread| {
@@ -44,7 +44,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// `count` numbers of either sign between 2^-15 and 2, from number `first` on, other ones for each `round`.
+/// Returns `count` numbers of either sign between 2^-15 and 2, from number `first` on, which differ
+/// in each `round`.
 pub fn numbers(round: u64, first: usize, count: usize) -> Vec<f32> {
     const SIGN_FRACTION_AND_LOW_EXPONENT: u32 = 0x87ff_ffff;
     const LEAST_EXPONENT: u32 = 0x3800_0000;
@@ -56,12 +57,12 @@ pub fn numbers(round: u64, first: usize, count: usize) -> Vec<f32> {
     (first..).take(count).map(number).collect()
 }
 
-/// The bytes of `vector` in memory.
+/// Returns the bytes of `vector` in memory.
 pub fn bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// `sum` after `sum[i] = x[i] + y[i]`.
+/// Returns `sum` after `sum[i] = x[i] + y[i]`.
 pub fn vector_add(shape: Shape, x: &[f32], y: &[f32], mut sum: Vec<f32>) -> Vec<f32> {
     for element in shape.threads() {
         if let (Some(x), Some(y), Some(sum)) =
@@ -73,7 +74,7 @@ pub fn vector_add(shape: Shape, x: &[f32], y: &[f32], mut sum: Vec<f32>) -> Vec<
     sum
 }
 
-/// `y` after `y[i] = factor * x[i] + y[i]`, rounded twice.
+/// Returns `y` after `y[i] = factor * x[i] + y[i]`, rounded twice.
 pub fn saxpy(shape: Shape, factor: f32, x: &[f32], mut y: Vec<f32>) -> Vec<f32> {
     for element in shape.threads() {
         if let (Some(x), Some(y)) = (x.get(element), y.get_mut(element)) {
@@ -83,13 +84,13 @@ pub fn saxpy(shape: Shape, factor: f32, x: &[f32], mut y: Vec<f32>) -> Vec<f32> 
     y
 }
 
-/// The sum of the bits of `x`, taken as integers.
+/// Returns the sum of the bits of `x`, interpreted as integers.
 pub fn reduction(shape: Shape, x: &[f32]) -> u64 {
     let words = shape.threads().filter_map(|element| x.get(element));
     words.map(|word| u64::from(word.to_bits())).sum()
 }
 
-/// `bins` after each thread has counted its byte.
+/// Returns `bins` after each thread has counted its byte.
 pub fn histogram(shape: Shape, bytes: &[u8], mut bins: Vec<u32>) -> Vec<u32> {
     for element in shape.threads() {
         let byte = bytes.get(element).copied();

@@ -1,8 +1,10 @@
-//! What checks write to disks, and what they expect of a GPU's kernels.
+//! The patterns that checks write to disks, and the expected results of a GPU's kernels.
 //!
-//! Bytes on a disk say which disk, which block and which round they belong to, so a wrong byte shows where it came from.
+//! Bytes on a disk tell which disk, which block and which round they belong to, so a wrong byte
+//! shows where it came from.
 //!
-//! It is a crate of its own because it touches each byte of each transfer: the gate optimizes it and not the agent.
+//! This is a separate crate because it touches each byte of each transfer: the gate optimizes it,
+//! but not the agent.
 
 #![forbid(unsafe_code)]
 
@@ -24,12 +26,12 @@ pub struct Pattern {
     pub round: u64,
 }
 
-/// Where what was read differs from the pattern.
+/// The difference between data and the pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     expected: Tag,
     seen: Option<Tag>,
-    /// First wrong byte, counted from the start of what was compared.
+    /// Index of the first wrong byte in the compared data.
     first: usize,
     wrong: usize,
     length: usize,
@@ -43,7 +45,7 @@ struct Tag {
 }
 
 impl Pattern {
-    /// The pattern's bytes of `offset..offset + length`, both multiples of [`BLOCK`].
+    /// Returns the pattern's bytes of `offset..offset + length`, both multiples of [`BLOCK`].
     pub fn bytes(self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         for (block, chunk) in blocks_from(offset).zip(bytes.chunks_mut(BLOCK)) {
@@ -61,7 +63,7 @@ impl Pattern {
     /// Compares every byte of `seen` with the pattern at `offset`.
     ///
     /// # Errors
-    /// What differs, and where it seems to come from.
+    /// The difference, and where the wrong data seems to come from.
     pub fn verify(self, offset: u64, seen: &[u8]) -> Result<(), Mismatch> {
         let expected = self.bytes(offset, seen.len());
         if expected == seen {
