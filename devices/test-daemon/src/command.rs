@@ -1,4 +1,4 @@
-//! How a daemon is started.
+//! The command that starts a daemon.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ pub struct DaemonCommand {
 }
 
 impl DaemonCommand {
-    /// One for the program at this path, with the argument `--socket-path`.
+    /// Makes a command for the program at this path, with the argument `--socket-path`.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let folder = TempDir::new().unwrap();
         Self {
@@ -32,14 +32,14 @@ impl DaemonCommand {
         }
     }
 
-    /// With its socket at this path.
+    /// Sets the path of its socket.
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = path.into();
         self
     }
 
-    /// With further arguments.
+    /// Adds arguments.
     #[must_use]
     pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         let arguments = arguments.into_iter().map(Into::into);
@@ -47,14 +47,14 @@ impl DaemonCommand {
         self
     }
 
-    /// With this as its standard input.
+    /// Sets its standard input.
     #[must_use]
     pub fn input(mut self, input: impl Into<OwnedFd>) -> Self {
         self.input = Some(input.into());
         self
     }
 
-    /// With an option for a file called `name` in the daemon's folder.
+    /// Adds an option for a file called `name` in the daemon's folder.
     #[must_use]
     pub fn file(self, option: &str, name: &str) -> Self {
         let path = self.folder.path().join(name);
@@ -76,12 +76,12 @@ impl DaemonCommand {
     /// Starts the daemon, and waits until it is ready.
     ///
     /// # Errors
-    /// How it ended, if it never became ready.
+    /// Its exit, if it never became ready.
     pub fn try_start(self) -> Result<Daemon, Exit> {
         Daemon::start(self)
     }
 
-    /// Runs to its end a daemon that cannot start.
+    /// Runs a daemon that cannot start to its end.
     ///
     /// # Panics
     /// If it becomes ready.
@@ -93,7 +93,7 @@ impl DaemonCommand {
         }
     }
 
-    /// The command itself, for a test that starts the process in its own way.
+    /// Returns the command itself, for a test that starts the process in another way.
     pub fn command(&self) -> Command {
         let input = self.input.as_ref().map(|input| input.try_clone().unwrap());
         let mut command = Command::new(&self.program);
@@ -106,7 +106,7 @@ impl DaemonCommand {
         command
     }
 
-    /// The daemon's folder, which is removed with this.
+    /// Returns the daemon's folder, which is removed together with this value.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

@@ -1,4 +1,4 @@
-//! A daemon that runs, and its end.
+//! A running daemon, and its end.
 
 use std::fmt::Debug;
 use std::fs::{self, File};
@@ -15,17 +15,17 @@ use crate::DaemonCommand;
 /// Far longer than a daemon takes to end, far shorter than a test may hang.
 pub(crate) const TIME_OUT: Duration = Duration::from_secs(20);
 
-/// How a daemon has ended.
+/// The end of a daemon.
 #[derive(Debug)]
 pub struct Exit {
-    /// Its exit status. `None` if a signal killed it.
+    /// Its exit status, or `None` if a signal killed it.
     pub code: Option<i32>,
-    /// What it has written to standard error.
+    /// Its output to standard error.
     pub stderr: String,
 }
 
 impl Exit {
-    /// What it has written to standard error, without the line's end.
+    /// Returns its output to standard error, without the line's end.
     ///
     /// # Panics
     /// If that is not one line.
@@ -42,7 +42,7 @@ pub struct Daemon {
     command: DaemonCommand,
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// Whether the test has ended it, or waits for its end.
+    /// `true` if the test has ended it, or waits for its end.
     is_ended: bool,
 }
 
@@ -61,25 +61,25 @@ impl Daemon {
         }
     }
 
-    /// Where clients connect.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> &Path {
         self.command.socket_path()
     }
 
-    /// The folder of its files.
+    /// Returns the folder of its files.
     pub fn folder(&self) -> &Path {
         self.command.folder()
     }
 
-    /// Its process.
+    /// Returns its process ID.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
     /// Connects a client, as soon as the daemon has noticed the end of a former one.
     ///
-    /// A closed socket may stay open for a while in a process that another test is about to start: it has copies of all
-    /// descriptors until it runs its own program.
+    /// A closed socket may stay open for a while in a process that another test is about to start:
+    /// it has copies of all descriptors until it executes its own program.
     ///
     /// # Panics
     /// If it still fails after 20 s.
@@ -94,14 +94,14 @@ impl Daemon {
         }
     }
 
-    /// The next line of its standard output, which is empty at the end.
+    /// Returns the next line of its standard output, or an empty string at the end.
     fn next_line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    /// What it has written to standard error so far.
+    /// Returns its output to standard error so far.
     pub fn stderr(&self) -> String {
         fs::read_to_string(log(&self.command)).unwrap()
     }
@@ -111,7 +111,7 @@ impl Daemon {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Whether it has not ended.
+    /// Returns `true` if it has not ended.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
@@ -119,7 +119,7 @@ impl Daemon {
     /// Asks it to end, and waits.
     ///
     /// # Panics
-    /// If it does not end in 20 s.
+    /// If it does not end within 20 s.
     pub fn terminate(&mut self) -> Exit {
         self.signal(Signal::TERM);
         self.exit()
@@ -132,7 +132,7 @@ impl Daemon {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again with the same arguments, killed before if it still runs.
+    /// Starts it again with the same arguments. Kills it first if it still runs.
     ///
     /// # Panics
     /// If it does not become ready.

@@ -1,4 +1,4 @@
-//! Whether a client that has left keeps anything of the device's memory.
+//! Checks that a client that has left keeps nothing of the device's memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,11 +7,12 @@ use vfio_user::Client;
 
 use crate::Daemon;
 
-/// A client maps a region, writes to it and leaves, and another one comes. Checks that the second finds zeros at `offset`, and that each
-/// has what it writes there for itself. The second one, which has written four times 9.
+/// Lets a client map a region, write to it and leave, and connects another one. Checks that the
+/// second client finds zeros at `offset`, and that each sees only its own writes there. Returns the
+/// second client, which has written four bytes of 9.
 ///
 /// # Panics
-/// If that is not so.
+/// If a check fails.
 pub fn check_former_client(daemon: &Daemon, region: u32, offset: u64) -> Client {
     let mapped = |client: &Client| -> File {
         let mapped = client.region(region).unwrap().file_offset.as_ref();

@@ -1,4 +1,4 @@
-//! Whether a client gets an answer to all that it has sent although its server is killed.
+//! Checks that a client gets an answer to everything that it has sent even if its server is killed.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,19 +13,21 @@ const REGION_READ: u16 = 9;
 const HEADER: usize = 16;
 const ENODEV: u32 = 19;
 
-/// The configuration space (vfio-user, DEVICE_GET_REGION_INFO), and bytes that are read of it.
+/// The configuration space (vfio-user, DEVICE_GET_REGION_INFO), and the number of its bytes that
+/// are read.
 const CONFIG: u32 = 7;
 const BYTES: u32 = 4;
 
-/// Requests of a client that fit into the socket buffer together.
+/// Number of a client's requests that fit into the socket buffer together.
 const REQUESTS: u16 = 100;
 const ROUNDS: usize = 10;
 
-/// Kills the server several times, while a client's requests are under way. Checks that each is answered, from some request on by ENODEV,
-/// and that the connection is closed then, not reset: QEMU 11.1 aborts if it is.
+/// Kills the server several times, while a client's requests are in progress. Checks that each
+/// request is answered, from some request on by ENODEV, and that the connection is then closed, not
+/// reset: QEMU 11.1 aborts if it is reset.
 ///
 /// # Panics
-/// If that is not so.
+/// If a check fails.
 pub fn check_killed_server(daemon: &mut Daemon) {
     let mut refused = 0;
     for round in 0..ROUNDS {
@@ -56,8 +58,9 @@ pub fn check_killed_server(daemon: &mut Daemon) {
     assert!(refused > 0, "all was answered before the kill");
 }
 
-/// That all requests are answered in turn, VERSION before them, and the last of them refused; how many. One more may be refused: the last
-/// one whose answer the server had sent as it was killed.
+/// Checks that all requests are answered in turn, VERSION before them, and the last of them
+/// refused. Returns the number of answers. One more may be refused: the last one whose answer the
+/// server had sent when it was killed.
 fn check_answers(answers: &[(u16, u32)]) -> usize {
     let done = answers.iter().take_while(|(_, error)| *error == 0).count();
     let mut refused = answers.iter().skip(done).peekable();
@@ -77,7 +80,7 @@ fn message(id: u16, command: u16, payload: &[u8]) -> Vec<u8> {
     [&numbers, size.to_le_bytes().as_slice(), &[0; 8], payload].concat()
 }
 
-/// The id and the errno of the next answer; `None` at the end of the stream.
+/// Returns the id and the errno of the next answer, or `None` at the end of the stream.
 fn answer(stream: &mut UnixStream) -> Option<(u16, u32)> {
     let mut header = [0; HEADER];
     if stream.read(&mut header).unwrap() == 0 {

@@ -1,5 +1,5 @@
-//! A server as a process, for tests: it starts in a folder of its own, says `ready`, and is killed when it is dropped. Tests with
-//! random input get their seed here, too ([`seed()`]).
+//! A server as a process, for tests: it starts in a separate folder, reports `ready`, and is killed
+//! when it is dropped. Tests with random input get their seed here, too ([`seed()`]).
 //!
 //! ```no_run
 //! # use peerbar_test_daemon::DaemonCommand;
@@ -7,8 +7,8 @@
 //! let client = std::os::unix::net::UnixStream::connect(daemon.socket());
 //! ```
 //!
-//! All of it panics where something goes wrong. A daemon that ends by itself fails its test, too: nothing that a client does
-//! may end a server.
+//! Every function panics if something goes wrong. A daemon that ends by itself fails its test, too:
+//! nothing that a client does may end a server.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 

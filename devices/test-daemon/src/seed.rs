@@ -3,28 +3,28 @@
 use std::env;
 use std::hash::{BuildHasher, RandomState};
 
-/// A test that fails with a seed fails with it again.
+/// A test that fails with a seed fails again with it.
 const VARIABLE: &str = "PEERBAR_TEST_SEED";
-/// What a test has that the environment gives no seed.
+/// The seed of a test if the environment sets none.
 const FIXED: u64 = 1;
 
-/// Returns the seed in the environment variable `PEERBAR_TEST_SEED`, or else a fixed one. Prints it: a test that fails
-/// shows how to repeat it.
+/// Returns the seed in the environment variable `PEERBAR_TEST_SEED`, or otherwise a fixed one.
+/// Prints it: a test that fails shows how to repeat it.
 ///
 /// # Panics
-/// If the variable has no number.
+/// If the variable is not a number.
 #[must_use]
 pub fn seed() -> u64 {
     printed(from_environment().unwrap_or(FIXED))
 }
 
-/// Like [`seed`], but with a new one if the environment gives none.
+/// Like [`seed`], but returns a new one if the environment sets none.
 ///
 /// # Panics
-/// If the variable has no number.
+/// If the variable is not a number.
 #[must_use]
 pub fn new_seed() -> u64 {
-    // A `RandomState` has random keys. 32 bits are a number that people can copy.
+    // A `RandomState` has random keys. A number of 32 bits is short enough to be copied by hand.
     let new = || RandomState::new().hash_one(VARIABLE) >> 32;
     printed(from_environment().unwrap_or_else(new))
 }

@@ -1,4 +1,4 @@
-//! What a daemon uses, and may use (proc(5)).
+//! The resources that a daemon uses, and may use (proc(5)).
 
 use std::fs;
 use std::time::Instant;
@@ -9,12 +9,13 @@ use crate::Daemon;
 use crate::daemon::TIME_OUT;
 
 impl Daemon {
-    /// How many descriptors it has open.
+    /// Returns the number of its open descriptors.
     pub fn open_descriptors(&self) -> usize {
         fs::read_dir(self.proc_path("fd")).unwrap().count()
     }
 
-    /// Waits until it has this number of descriptors open: it notices by and by that clients have gone.
+    /// Waits until it has this number of descriptors open, since it notices gradually that clients
+    /// have gone.
     ///
     /// # Panics
     /// If it has more after 20 s, or fewer.
@@ -27,17 +28,17 @@ impl Daemon {
         assert_eq!(self.open_descriptors(), count);
     }
 
-    /// How much of its memory is resident, in bytes.
+    /// Returns its resident memory in bytes.
     pub fn resident_bytes(&self) -> u64 {
         self.status_bytes("VmRSS:")
     }
 
-    /// The size of its address space, in bytes.
+    /// Returns the size of its address space in bytes.
     pub fn address_space_bytes(&self) -> u64 {
         self.status_bytes("VmSize:")
     }
 
-    /// Lets it open this number of descriptors, or with `None` as many as its hard limit permits.
+    /// Limits its open descriptors to this number, or with `None` to its hard limit.
     pub fn limit_descriptors(&self, most: Option<u64>) {
         let limits = fs::read_to_string(self.proc_path("limits")).unwrap();
         let mut lines = limits.lines();
@@ -53,7 +54,7 @@ impl Daemon {
         .unwrap();
     }
 
-    /// The path of this file or folder of its process in /proc.
+    /// Returns the path of this file or folder of its process in /proc.
     pub fn proc_path(&self, name: &str) -> String {
         format!("/proc/{}/{name}", self.pid())
     }
