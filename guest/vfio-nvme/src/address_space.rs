@@ -1,4 +1,4 @@
-//! I/O address spaces: what devices of vfio-pci use as addresses.
+//! I/O address spaces, which provide the addresses for devices of vfio-pci.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::iommufd::Iommufd;
 use crate::type1::Container;
 
-/// An I/O address space, with the devices that were opened in it. All of them see the same memory at the same addresses.
+/// An I/O address space, with the devices that were opened in it. All of them see the same memory
+/// at the same addresses.
 #[derive(Clone, Debug)]
 pub struct AddressSpace(Kind);
 
@@ -21,7 +22,8 @@ enum Kind {
 }
 
 impl AddressSpace {
-    /// A container of VFIO's type 1 (Linux, Documentation/driver-api/vfio.rst). Devices are opened by their groups.
+    /// Makes a container of VFIO's type 1 (Linux, Documentation/driver-api/vfio.rst). Devices are
+    /// opened by their groups.
     ///
     /// # Errors
     /// [`Error::File`], without vfio.
@@ -29,8 +31,8 @@ impl AddressSpace {
         Container::open().map(Kind::Type1).map(Self)
     }
 
-    /// An address space of iommufd (Linux, Documentation/userspace-api/iommufd.rst). Devices are opened by their
-    /// character devices.
+    /// Makes an address space of iommufd (Linux, Documentation/userspace-api/iommufd.rst). Devices
+    /// are opened by their character devices.
     ///
     /// # Errors
     /// [`Error::File`], without iommufd, and [`Error::Request`].
@@ -50,12 +52,13 @@ impl AddressSpace {
         Ok(VfioDevice::new(file, self.clone()))
     }
 
-    /// Has `iova` on stand for `memory`, until it is unmapped here, also once this process has dropped the mapping: the kernel pins
-    /// memory, and keeps the addresses of a BAR. Memory of a BAR is possible with type 1 only.
+    /// Maps `memory` at `iova` on, until it is unmapped here, even once this process has dropped
+    /// its mapping: the kernel pins memory, and keeps the addresses of a BAR. Memory of a BAR is
+    /// possible with type 1 only.
     ///
     /// # Errors
-    /// [`Error::Request`]: EEXIST for addresses that are in use, EINVAL for reserved ones, EFAULT or EINVAL for memory of a
-    /// BAR with iommufd.
+    /// [`Error::Request`]: EEXIST for addresses that are in use, EINVAL for reserved ones, EFAULT
+    /// or EINVAL for memory of a BAR with iommufd.
     pub fn map(&self, iova: u64, memory: &Mapping) -> Result<()> {
         match &self.0 {
             Kind::Type1(container) => container.map(iova, memory),
@@ -63,8 +66,8 @@ impl AddressSpace {
         }
     }
 
-    /// Has `iova` on stand for the first `length` bytes of a dma-buf that vfio-pci has exported. It is revoked together with the
-    /// dma-buf.
+    /// Maps the first `length` bytes of a dma-buf that vfio-pci has exported at `iova` on. The
+    /// mapping is revoked together with the dma-buf.
     ///
     /// # Errors
     /// [`Error::NoDmaBufs`] with type 1, and [`Error::Request`].
@@ -75,7 +78,8 @@ impl AddressSpace {
         }
     }
 
-    /// Takes the `length` bytes from `iova` on away from the devices. Once it returns, none of them reaches what was there.
+    /// Unmaps the `length` bytes from `iova` on. Once it returns, no device reaches the memory that
+    /// was there.
     ///
     /// # Errors
     /// [`Error::Request`].

@@ -1,4 +1,4 @@
-//! A device in the hands of vfio-pci.
+//! A device that is bound to vfio-pci.
 
 use std::fs;
 use std::io;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// The driver that has devices for programs.
+/// The driver that provides devices to programs.
 const VFIO_PCI: &str = "vfio-pci";
 
-/// A PCI device that vfio-pci has in place of its own driver, until [`Binding::release`]. Dropping it leaves the device with
-/// vfio-pci, since a release waits until the device is closed.
+/// A PCI device that is bound to vfio-pci in place of its own driver, until [`Binding::release`].
+/// Dropping it leaves the device with vfio-pci, since a release waits until the device is closed.
 #[derive(Debug)]
 #[must_use = "the device stays with vfio-pci until it is released"]
 pub struct Binding {
@@ -18,10 +18,11 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Takes the device with this directory in sysfs away from its driver.
+    /// Takes the device with this directory in sysfs from its driver.
     ///
     /// # Errors
-    /// [`Error::NoIommu`], and [`Error::File`]. Then its own driver has it again, as far as that is possible.
+    /// [`Error::NoIommu`], and [`Error::File`]. The device is then returned to its own driver, if
+    /// possible.
     pub fn bind(pci: &Path) -> Result<Self> {
         let binding = Binding {
             pci: pci.to_path_buf(),
@@ -41,7 +42,7 @@ impl Binding {
         }
     }
 
-    /// Gives it back to the driver that knows it. It must not be open: the kernel waits until it is closed.
+    /// Returns it to its own driver. It must not be open: the kernel waits until it is closed.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -52,19 +53,19 @@ impl Binding {
         write(Path::new("/sys/bus/pci/drivers_probe"), &self.address())
     }
 
-    /// Its directory in sysfs.
+    /// Returns its directory in sysfs.
     #[must_use]
     pub fn pci(&self) -> &Path {
         &self.pci
     }
 
-    /// Its address, as `0000:03:00.0`.
+    /// Returns its address, such as `0000:03:00.0`.
     pub(crate) fn address(&self) -> String {
         let name = self.pci.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// The number of its IOMMU group.
+    /// Returns the number of its IOMMU group.
     ///
     /// # Errors
     /// [`Error::NoGroup`].
@@ -77,7 +78,7 @@ impl Binding {
         Ok(number.to_string_lossy().into_owned())
     }
 
-    /// Its character device, as `/dev/vfio/devices/vfio0`.
+    /// Returns its character device, such as `/dev/vfio/devices/vfio0`.
     pub(crate) fn character_device(&self) -> Result<PathBuf> {
         let entries = fs::read_dir(self.pci.join("vfio-dev"))
             .into_iter()
@@ -90,7 +91,7 @@ impl Binding {
         })
     }
 
-    /// Has vfio-pci take it, by writing to the driver's file `bind`.
+    /// Binds it to vfio-pci, by writing to the driver's file `bind`.
     fn claim(&self, bind: &Path) -> Result<()> {
         match write(bind, &self.address()) {
             Err(Error::File { source, .. })
@@ -105,7 +106,7 @@ impl Binding {
         }
     }
 
-    /// Takes it away from the driver that has it, if any.
+    /// Unbinds it from its present driver, if any.
     fn unbind(&self) -> Result<()> {
         match write(&self.pci.join("driver/unbind"), &self.address()) {
             Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),

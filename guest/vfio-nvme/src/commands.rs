@@ -1,24 +1,25 @@
-//! Commands that are outstanding on a queue, by their identifiers.
+//! The outstanding commands of a queue, by their identifiers.
 //!
-//! An identifier is a slot and how often the slot has been used. So a completion that comes twice, or too late, is not taken for
-//! the one of a later command in the same slot.
+//! An identifier is a slot and the number of uses of the slot. A completion that arrives twice, or
+//! too late, is therefore not mistaken for that of a later command in the same slot.
 
-/// Most commands outstanding on a queue of 64 entries, since a queue that is full looks empty (NVMe Base 2.0, 3.3.1.5).
+/// Maximum number of outstanding commands on a queue of 64 entries, since a full queue would look
+/// empty (NVMe Base 2.0, 3.3.1.5).
 pub(crate) const DEPTH: usize = 63;
 
-/// Bits of an identifier that are the slot; those above are the number of uses.
+/// Bits of an identifier for the slot. The bits above are the number of uses.
 const SLOT_BITS: u32 = 6;
 
-/// The commands that are outstanding.
+/// The outstanding commands.
 #[derive(Debug)]
 pub(crate) struct Outstanding([Slot; DEPTH]);
 
 /// A slot for one command.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Identifier of its latest command, or of none yet.
+    /// Identifier of its latest command, if there was one.
     cid: u16,
-    /// Opcode of the command that is outstanding.
+    /// Opcode of the outstanding command.
     opcode: Option<u8>,
 }
 
@@ -34,7 +35,8 @@ impl Outstanding {
         Self(slots)
     }
 
-    /// A CID for a new command; none if all slots are in use. A slot has the same CID again after 1024 of its commands.
+    /// Returns a CID for a new command, or `None` if all slots are in use. A slot has the same CID
+    /// again after 1024 of its commands.
     pub(crate) fn begin(&mut self, opcode: u8) -> Option<u16> {
         let slot = self.0.iter_mut().find(|slot| slot.opcode.is_none())?;
         slot.cid = slot.cid.wrapping_add(1 << SLOT_BITS);
@@ -42,7 +44,8 @@ impl Outstanding {
         Some(slot.cid)
     }
 
-    /// Ends the command `cid`; returns its opcode, and none if no such command is outstanding: a controller may say anything.
+    /// Ends the command `cid`. Returns its opcode, or `None` if no such command is outstanding: a
+    /// controller may send anything.
     pub(crate) fn end(&mut self, cid: u16) -> Option<u8> {
         let slot = self.0.get_mut(usize::from(slot_of(cid)))?;
         match slot.cid == cid {
@@ -51,12 +54,12 @@ impl Outstanding {
         }
     }
 
-    /// How many are outstanding.
+    /// Returns the number of outstanding commands.
     pub(crate) fn count(&self) -> usize {
         self.opcodes().count()
     }
 
-    /// The opcode of one of them.
+    /// Returns the opcode of one of them.
     pub(crate) fn any_opcode(&self) -> Option<u8> {
         self.opcodes().next()
     }
@@ -66,7 +69,7 @@ impl Outstanding {
     }
 }
 
-/// The slot of a command: below 64, and below [`DEPTH`] for commands of this driver.
+/// Returns the slot of a command: below 64, and below [`DEPTH`] for commands of this driver.
 pub(crate) fn slot_of(cid: u16) -> u16 {
     cid & ((1 << SLOT_BITS) - 1)
 }

@@ -1,4 +1,4 @@
-//! A device of vfio-pci that is open.
+//! An open device of vfio-pci.
 
 #![expect(unsafe_code)]
 
@@ -64,13 +64,13 @@ unsafe impl Argument for DmaBufFeature {}
 pub struct BarRange {
     /// The BAR, 0 to 5.
     pub bar: u32,
-    /// Where it begins, in bytes.
+    /// Its start, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub length: u64,
 }
 
-/// A device that is open. Closing it resets it and revokes what was exported of it.
+/// An open device. Closing it resets it and revokes its exports.
 #[derive(Debug)]
 pub struct VfioDevice {
     file: File,
@@ -86,7 +86,7 @@ impl VfioDevice {
         }
     }
 
-    /// Size of a BAR in bytes; 0 if there is none.
+    /// Returns the size of a BAR in bytes, or 0 if there is none.
     ///
     /// # Errors
     /// [`Error::Request`].
@@ -105,7 +105,7 @@ impl VfioDevice {
             .map_err(|source| Error::Memory { length, source })
     }
 
-    /// A part of a BAR as a dma-buf (Linux 6.19 and later with `CONFIG_VFIO_PCI_DMABUF`).
+    /// Exports a part of a BAR as a dma-buf (Linux 6.19 and later with `CONFIG_VFIO_PCI_DMABUF`).
     ///
     /// # Errors
     /// [`Error::Request`].
@@ -123,7 +123,7 @@ impl VfioDevice {
         FEATURE.descriptor(&self.file, &mut feature)
     }
 
-    /// Resets it, by a function-level reset where it has one.
+    /// Resets it, by a function-level reset if it has one.
     ///
     /// # Errors
     /// [`Error::Request`].
@@ -139,7 +139,7 @@ impl VfioDevice {
         self.set_command(MEMORY_SPACE, on)
     }
 
-    /// Lets it start DMA, or not.
+    /// Allows or forbids it to start DMA.
     ///
     /// # Errors
     /// As for [`VfioDevice::decode`].
@@ -161,13 +161,13 @@ impl VfioDevice {
         })
     }
 
-    /// Reads registers of a BAR by a call.
+    /// Reads registers of a BAR by a system call.
     pub(crate) fn read_bar(&self, bar: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let start = self.region(bar).map_err(io::Error::other)?.offset;
         self.file.read_exact_at(data, start.saturating_add(offset))
     }
 
-    /// Writes registers of a BAR by a call.
+    /// Writes registers of a BAR by a system call.
     pub(crate) fn write_bar(&self, bar: u32, offset: u64, data: &[u8]) -> io::Result<()> {
         let start = self.region(bar).map_err(io::Error::other)?.offset;
         self.file.write_all_at(data, start.saturating_add(offset))

@@ -16,7 +16,7 @@ use crate::dma_space::DmaSpace;
 use crate::error::{Error, Result};
 use crate::registers::{BAR, RegisterAccess, RegisterBar};
 
-/// Entries of each queue: a page of submission queue entries.
+/// Number of entries of each queue: a page of submission queue entries.
 const ENTRIES: u16 = 64;
 /// The driver's own pair of I/O queues.
 const OWN_QUEUE: u16 = 1;
@@ -29,10 +29,10 @@ pub const LIST_BYTES: u64 = ENTRIES as u64 * PAGE;
 const NSID: u32 = 1;
 /// Longest data of one command in bytes, for which a PRP list of one page suffices.
 const LONGEST: u64 = 512 * PAGE;
-/// How long a command may take.
+/// Time limit of a command.
 const TIME_OUT: Duration = Duration::from_secs(20);
 
-/// Which way data goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the disk to memory.
@@ -50,20 +50,20 @@ impl Direction {
     }
 }
 
-/// What Identify says of controller and namespace.
+/// The identity of controller and namespace, according to Identify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// SN, without the blanks at its end.
+    /// SN, without trailing blanks.
     pub serial: String,
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block_bytes: u64,
-    /// Blocks of namespace 1.
+    /// Number of blocks of namespace 1.
     pub blocks: u64,
     /// Longest data of one command in bytes.
     pub longest: u64,
 }
 
-/// Where the doorbells of a queue pair are: byte offsets in BAR 0.
+/// The location of a queue pair's doorbells: byte offsets in BAR 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueDoorbells {
     /// The submission queue's tail.
@@ -83,14 +83,14 @@ pub struct Disk {
     pages: u64,
     /// A page for each PRP list, by the command's slot.
     lists: u64,
-    /// Where this driver has memory of its own for them.
+    /// The driver's own memory for PRP lists, if they are there.
     own_lists: Option<u64>,
     outstanding: Outstanding,
 }
 
 impl Disk {
-    /// Brings up the controller of a device that is open in the address space of `space`: admin queue, Identify, one pair
-    /// of I/O queues.
+    /// Brings up the controller of a device that is open in the address space of `space`: admin
+    /// queue, Identify, one pair of I/O queues.
     ///
     /// # Errors
     /// Any of [`Error`].
@@ -123,30 +123,31 @@ impl Disk {
         })
     }
 
-    /// What Identify has said.
+    /// Returns the result of Identify.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<VfioDevice> {
         self.controller.registers().device()
     }
 
-    /// The address space.
+    /// Returns the address space.
     #[must_use]
     pub fn space(&self) -> &DmaSpace {
         &self.space
     }
 
-    /// Moves `length` bytes, whole blocks, between the block `block` on and the page-aligned address `iova` on, and
-    /// waits for it.
+    /// Moves `length` bytes, whole blocks, between the block `block` on and the page-aligned
+    /// address `iova` on, and waits for it.
     ///
     /// # Errors
-    /// [`Error::Busy`] with commands outstanding, also one that came too late before; [`Error::Transfer`], [`Error::Status`],
-    /// [`Error::Late`], [`Error::UnknownCommand`], [`Error::Controller`].
+    /// [`Error::Busy`] with commands outstanding, including one that was late before;
+    /// [`Error::Transfer`], [`Error::Status`], [`Error::Late`], [`Error::UnknownCommand`],
+    /// [`Error::Controller`].
     pub fn transfer(
         &mut self,
         direction: Direction,
@@ -173,11 +174,12 @@ impl Disk {
         Ok(())
     }
 
-    /// Submits one command; returns its identifier, which is another command's after 1024 more at the earliest.
+    /// Submits one command. Returns its identifier, which another command gets after 1024 more at
+    /// the earliest.
     ///
     /// # Errors
-    /// [`Error::Transfer`], also for more than [`Identity::longest`] bytes; [`Error::Busy`] with [`Disk::depth`] commands
-    /// outstanding; [`Error::Controller`].
+    /// [`Error::Transfer`], also for more than [`Identity::longest`] bytes; [`Error::Busy`] with
+    /// [`Disk::depth`] commands outstanding; [`Error::Controller`].
     pub fn submit(
         &mut self,
         direction: Direction,
@@ -220,7 +222,7 @@ impl Disk {
         self.queue.push(&transmute!(entry)).map_err(driver)
     }
 
-    /// The next completion, if there is one, with the opcode of its command.
+    /// Returns the next completion, if there is one, with the opcode of its command.
     ///
     /// # Errors
     /// [`Error::UnknownCommand`], and [`Error::Controller`].
@@ -232,7 +234,8 @@ impl Disk {
         Ok(taken)
     }
 
-    /// As [`Disk::reap`], but the completion's entry stays taken until [`Disk::give_back`] or the next [`Disk::submit`].
+    /// Like [`Disk::reap`], but the completion's entry stays taken until [`Disk::give_back`] or the
+    /// next [`Disk::submit`].
     ///
     /// # Errors
     /// [`Error::UnknownCommand`], and [`Error::Controller`].
@@ -247,7 +250,7 @@ impl Disk {
         Ok(Some((opcode, completion)))
     }
 
-    /// Gives the controller back the entries of all completions taken, by the head doorbell.
+    /// Returns the entries of all completions taken to the controller, by the head doorbell.
     ///
     /// # Errors
     /// [`Error::Controller`].
@@ -275,19 +278,20 @@ impl Disk {
         }
     }
 
-    /// Most commands that may be outstanding.
+    /// Returns the maximum number of outstanding commands.
     #[must_use]
     pub fn depth(&self) -> usize {
         DEPTH
     }
 
-    /// Commands that are outstanding.
+    /// Returns the number of outstanding commands.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.outstanding.count()
     }
 
-    /// Whether the controller is enabled and ready (CSTS.RDY). After a reset it is not, and no command of before completes.
+    /// Returns `true` if the controller is enabled and ready (CSTS.RDY). After a reset it is not,
+    /// and no earlier command completes.
     ///
     /// # Errors
     /// [`Error::Controller`].
@@ -297,7 +301,8 @@ impl Disk {
         Ok(status.rdy() && status.into_bits() != u32::MAX)
     }
 
-    /// Disables the controller (CC.EN): once it returns, no command of before completes or touches memory. A new [`Disk::start`] enables it.
+    /// Disables the controller (CC.EN): once it returns, no earlier command completes or touches
+    /// memory. A new [`Disk::start`] enables it.
     ///
     /// # Errors
     /// [`Error::Controller`].
@@ -305,8 +310,8 @@ impl Disk {
         Ok(self.controller.disable()?)
     }
 
-    /// Uses the new queue pair `id` at `at` in place of the one of before: in any memory of the address space that this process
-    /// reaches, such as a GPU's.
+    /// Uses the new queue pair `id` at `at` in place of the previous one: in any memory of the
+    /// address space that this process can access, such as a GPU's.
     ///
     /// # Errors
     /// [`Error::OwnQueue`]; [`Error::Busy`] with commands outstanding; [`Error::Controller`].
@@ -319,8 +324,9 @@ impl Disk {
         Ok(())
     }
 
-    /// Keeps PRP lists at `address` from now on, in place of this driver's own memory: [`LIST_BYTES`] in any memory of the address space that
-    /// this process reaches, such as a GPU's.
+    /// Keeps PRP lists at `address` from now on, in place of this driver's own memory:
+    /// [`LIST_BYTES`] in any memory of the address space that this process can access, such as a
+    /// GPU's.
     ///
     /// # Errors
     /// [`Error::Busy`] with commands outstanding; [`Error::Request`].
@@ -335,8 +341,9 @@ impl Disk {
         Ok(())
     }
 
-    /// Creates the queue pair `id` for another user, such as a GPU: at any addresses that the controller reaches, also where
-    /// this process has no memory. The completion queue must be zeroed before. Completions raise no interrupts.
+    /// Creates the queue pair `id` for another user, such as a GPU, at any addresses that the
+    /// controller can access, even if this process has no memory there. The completion queue must
+    /// already be zeroed. Completions raise no interrupts.
     ///
     /// # Errors
     /// [`Error::OwnQueue`], and [`Error::Controller`].
@@ -346,7 +353,8 @@ impl Disk {
         Ok(QueueDoorbells { tail, head })
     }
 
-    /// Deletes the queue pair `id`. Once it returns, the controller uses their memory no more.
+    /// Deletes the queue pair `id`. Once it returns, the controller no longer uses the queues'
+    /// memory.
     ///
     /// # Errors
     /// [`Error::OwnQueue`], and [`Error::Controller`].
@@ -355,7 +363,7 @@ impl Disk {
         Ok(self.controller.delete_queues(id)?)
     }
 
-    /// BAR 0 with registers and doorbells as a dma-buf, for a peer to write doorbells.
+    /// Exports BAR 0 with registers and doorbells as a dma-buf, for a peer to write doorbells.
     ///
     /// # Errors
     /// [`Error::Request`].
@@ -368,7 +376,7 @@ impl Disk {
         })
     }
 
-    /// Blocks of a transfer, 0's based, once it is one that the controller may be asked for.
+    /// Returns the blocks of a transfer, 0's based, if the controller may be asked for it.
     fn check(&self, block: u64, iova: u64, length: u64) -> Result<u16> {
         let Identity {
             block_bytes,
@@ -404,12 +412,12 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// The device stops DMA at once, and its queues are unmapped; closing it resets it.
+    /// Stops the device's DMA at once, and unmaps its queues. Closing it resets it.
     fn drop(&mut self) {
-        // A device that does not take it may be gone, or may use its queues.
+        // A device that does not accept this may be gone, or may use its queues.
         if self.device().master(false).is_ok() {
             for at in [Some(self.pages), self.own_lists].into_iter().flatten() {
-                // What the kernel keeps mapped stays in the space.
+                // Memory that the kernel keeps mapped stays in the space.
                 let _ = self.space.unmap(at);
             }
         }
@@ -428,7 +436,7 @@ fn driver(error: std::io::Error) -> Error {
     Error::Controller(error.into())
 }
 
-/// Asks what the controller and namespace 1 are, by way of a page at `page`.
+/// Identifies the controller and namespace 1, through a page at `page`.
 fn identify(controller: &mut Controller<RegisterBar, DmaSpace>, page: u64) -> Result<Identity> {
     let data = identified(controller, cns::CONTROLLER, 0, page)?;
     let of_controller = controller::Controller::read_from_bytes(&data);
@@ -482,7 +490,8 @@ fn identity(
     })
 }
 
-/// Longest data of one command in bytes by MDTS (NVMe Base 2.0, 5.17.2.1), where 0 is no limit, and by one PRP list.
+/// Returns the longest data of one command in bytes by MDTS (NVMe Base 2.0, 5.17.2.1), where 0
+/// means no limit, and by one PRP list.
 fn longest(mdts: u8) -> u64 {
     match mdts {
         0 => LONGEST,

@@ -14,18 +14,21 @@ use peerbar_nvme_driver::DmaMemory;
 use crate::address_space::AddressSpace;
 use crate::error::{Error, Result};
 
-/// The addresses that are given out, but for windows of PCI buses, which a switch would take for a peer's.
+/// Start of the allocated addresses. Windows of PCI buses are excluded, which a switch would route
+/// to a peer.
 const FIRST: u64 = 0x1000_0000;
 /// Every IOMMU translates up to here.
 const END: u64 = 1 << 38;
 
-/// Of these nothing is given out: a PC has its interrupts, its interrupt controllers and its config space there.
+/// A range that is never allocated: a PC has its interrupts, its interrupt controllers and its
+/// config space there.
 const RESERVED: Range<u64> = 0x8000_0000..0x1_0000_0000;
 
-/// What is mapped begins at a multiple of this, so that large pages can be used.
+/// Mappings begin at a multiple of this, so that large pages can be used.
 const ALIGNMENT: u64 = 2 << 20;
 
-/// An address space, and the memory behind its addresses, as far as this process reaches it. Clones are the same space.
+/// An address space, and the memory behind its addresses, as far as this process can access it.
+/// Clones are the same space.
 #[derive(Clone, Debug)]
 pub struct DmaSpace(Arc<Mapped>);
 
@@ -38,7 +41,7 @@ struct Mapped {
 }
 
 impl DmaSpace {
-    /// `space` without memory.
+    /// Makes a space without memory.
     #[must_use]
     pub fn new(space: AddressSpace) -> Self {
         let windows = windows(&fs::read_to_string("/proc/iomem").unwrap_or_default());
@@ -50,13 +53,14 @@ impl DmaSpace {
         }))
     }
 
-    /// The address space, to open devices in.
+    /// Returns the address space, to open devices in.
     #[must_use]
     pub fn address_space(&self) -> &AddressSpace {
         &self.0.space
     }
 
-    /// Maps `length` bytes of new memory, whole pages; returns their address. A device must be open.
+    /// Maps `length` bytes of new memory, whole pages. Returns their address. A device must be
+    /// open.
     ///
     /// # Errors
     /// [`Error::NoAddresses`], [`Error::Memory`], [`Error::Request`].
@@ -71,7 +75,7 @@ impl DmaSpace {
         Ok(iova)
     }
 
-    /// An address at which `length` bytes are free.
+    /// Returns an address at which `length` bytes are free.
     ///
     /// # Errors
     /// [`Error::NoAddresses`].
@@ -90,7 +94,7 @@ impl DmaSpace {
         Ok(())
     }
 
-    /// Maps a dma-buf at `iova`, which this process reaches through `memory`.
+    /// Maps a dma-buf at `iova`, which this process accesses through `memory`.
     ///
     /// # Errors
     /// As for [`AddressSpace::map_dma_buf`].
@@ -106,7 +110,7 @@ impl DmaSpace {
         Ok(())
     }
 
-    /// Unmaps what was mapped at `iova`, and returns it. Without anything there, nothing happens.
+    /// Unmaps the mapping at `iova`, and returns it. Does nothing if there is none.
     ///
     /// # Errors
     /// [`Error::Request`].
@@ -119,13 +123,13 @@ impl DmaSpace {
         Ok(regions.remove(&iova))
     }
 
-    /// The memory that is mapped at `iova`, if this process reaches it.
+    /// Returns the memory that is mapped at `iova`, if this process can access it.
     #[must_use]
     pub fn memory(&self, iova: u64) -> Option<Arc<Mapping>> {
         self.0.regions.read().get(&iova).cloned()
     }
 
-    /// The memory at `iova`, and the offset in it.
+    /// Returns the memory at `iova`, and the offset in it.
     fn at(&self, iova: u64) -> io::Result<(Arc<Mapping>, u64)> {
         let regions = self.0.regions.read();
         let found = regions.range(..=iova).next_back();
@@ -136,7 +140,7 @@ impl DmaSpace {
     }
 }
 
-/// The first address with `length` bytes after it that are neither mapped nor in a window.
+/// Returns the first address with `length` bytes after it that are neither mapped nor in a window.
 fn free_iova(
     regions: &BTreeMap<u64, Arc<Mapping>>,
     windows: &[Range<u64>],
@@ -161,7 +165,7 @@ fn free_iova(
     }
 }
 
-/// The windows of PCI buses in the text of `/proc/iomem`.
+/// Returns the windows of PCI buses in the text of `/proc/iomem`.
 fn windows(text: &str) -> Vec<Range<u64>> {
     let window = |line: &str| {
         let (range, name) = line.trim().split_once(" : ")?;
@@ -180,11 +184,11 @@ fn unreachable(iova: u64) -> io::Error {
 }
 
 impl Drop for Mapped {
-    /// Nothing of this process' memory stays with the devices.
+    /// Removes all memory of this process from the devices.
     fn drop(&mut self) {
         for (iova, memory) in std::mem::take(self.regions.get_mut()) {
             if self.space.unmap(iova, memory.size()).is_err() {
-                // The kernel may still have it: better kept than given to another owner.
+                // The kernel may still use it: it is better kept than given to another owner.
                 std::mem::forget(memory);
             }
         }

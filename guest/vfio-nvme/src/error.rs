@@ -1,4 +1,4 @@
-//! Why a device could not be driven.
+//! The reasons why a device could not be driven.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,23 +6,23 @@ use std::path::PathBuf;
 use peerbar_nvme_driver::DriverError;
 use thiserror::Error;
 
-/// What the functions of this crate return.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a device could not be driven.
+/// The reason why a device could not be driven.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A file of sysfs or a device file could not be used.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// The kernel's reason.
         source: io::Error,
     },
-    /// vfio-pci refuses a device, since there is no IOMMU.
+    /// vfio-pci refuses a device because there is no IOMMU.
     #[error(
         "vfio-pci does not take {}: the guest has no IOMMU for it (in a scenario: `iommu = \"intel\"` in [machine])",
         pci.display()
@@ -33,13 +33,13 @@ pub enum Error {
         /// The kernel's reason, EINVAL.
         source: io::Error,
     },
-    /// The kernel insists on an IOMMU that remaps interrupts.
+    /// The kernel requires an IOMMU that remaps interrupts.
     #[error(
         "the IOMMU does not remap interrupts, on which {module} insists: load {module} with `allow_unsafe_interrupts=1` (in a \
          scenario: `parameters` of its [[module]])"
     )]
     NoInterruptRemapping {
-        /// The module that insists.
+        /// The module that requires it.
         module: &'static str,
         /// The kernel's reason, EPERM.
         source: io::Error,
@@ -50,7 +50,7 @@ pub enum Error {
         /// Its directory in sysfs.
         pci: PathBuf,
     },
-    /// A group has devices with drivers of their own.
+    /// A group has devices that are bound to their own drivers.
     #[error(
         "IOMMU group {group} has other devices with drivers of their own: bind all of them to vfio-pci, or put the device \
          below a port of its own"
@@ -59,7 +59,7 @@ pub enum Error {
         /// The group's number.
         group: String,
     },
-    /// The kernel has no file of vfio's for a device.
+    /// The kernel has no VFIO device file for a device.
     #[error("vfio shows no character device for {}: it takes CONFIG_VFIO_DEVICE_CDEV", pci.display())]
     NoCharacterDevice {
         /// Its directory in sysfs.
@@ -73,7 +73,7 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// This kind of address space cannot do it.
+    /// This kind of address space does not support dma-bufs.
     #[error("an address space of type 1 maps no dma-buf: use iommufd, or map the BAR")]
     NoDmaBufs,
     /// Memory could not be mapped into this process.
@@ -103,10 +103,10 @@ pub enum Error {
         /// The limit.
         seconds: u64,
     },
-    /// Commands are outstanding where none may be, or as many as fit.
+    /// Commands are outstanding although there must be none, or as many as fit.
     #[error("{outstanding} commands are outstanding: take their completions first")]
     Busy {
-        /// How many.
+        /// Their number.
         outstanding: usize,
     },
     /// The controller has completed a command that is not outstanding.
@@ -117,19 +117,19 @@ pub enum Error {
         /// The command's identifier.
         cid: u16,
     },
-    /// A queue pair is the driver's own.
+    /// The queue pair is the driver's own.
     #[error("queue pair {id} is the driver's own: choose another number")]
     OwnQueue {
         /// Its number.
         id: u16,
     },
-    /// The namespace is not as this driver needs it.
+    /// The namespace does not meet this driver's requirements.
     #[error("namespace 1 cannot be used: {reason}")]
     Namespace {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A transfer is not whole blocks and pages of the namespace.
+    /// A transfer does not consist of whole blocks and pages of the namespace.
     #[error(
         "{length} bytes at block {block} are no whole blocks of {block_bytes} bytes below {blocks}, or not in whole pages"
     )]
@@ -148,13 +148,13 @@ pub enum Error {
     NoAddresses {
         /// Length in bytes.
         length: u64,
-        /// End of the addresses that are given out.
+        /// End of the allocated addresses.
         end: u64,
     },
 }
 
 impl Error {
-    /// The kernel's error number behind it, if there is one.
+    /// Returns the underlying error number of the kernel, if there is one.
     #[must_use]
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
@@ -167,7 +167,7 @@ impl Error {
         }
     }
 
-    /// The error of a request for which `module` wants an IOMMU that remaps interrupts.
+    /// Returns the error of a request for which `module` requires an IOMMU that remaps interrupts.
     pub(crate) fn of_interrupts(self, module: &'static str) -> Self {
         match self {
             Self::Request { source, .. } if source.raw_os_error() == Some(libc::EPERM) => {

@@ -1,4 +1,5 @@
-//! NVMe disks driven from user space over VFIO, with queues and data anywhere in an I/O address space.
+//! NVMe disks driven from user space over VFIO, with queues and data anywhere in an I/O address
+//! space.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -20,12 +21,14 @@
 //! # }
 //! ```
 //!
-//! A [`Binding`] takes a device from its driver and gives it to vfio-pci. An [`AddressSpace`] is what devices use as
-//! addresses: a container of type 1, or an I/O address space of iommufd. A [`DmaSpace`] also knows the memory behind
-//! these addresses, as far as this process reaches it. A [`Disk`] has its admin queue and one pair of I/O queues there,
-//! and creates further queues wherever the caller says, such as in the memory of a GPU. Its PRP lists may lie there, too.
+//! A [`Binding`] takes a device from its driver and binds it to vfio-pci. An [`AddressSpace`]
+//! provides the devices' addresses: a container of type 1, or an I/O address space of iommufd. A
+//! [`DmaSpace`] also knows the memory behind these addresses, as far as this process can access it.
+//! A [`Disk`] has its admin queue and one pair of I/O queues there, and creates further queues
+//! wherever the caller says, such as in the memory of a GPU. Its PRP lists may lie there, too.
 //!
-//! Not here: interrupts (completions are polled), guests without an IOMMU, and virtual functions.
+//! Not included: interrupts (completions are polled), guests without an IOMMU, and virtual
+//! functions.
 
 mod address_space;
 mod binding;

@@ -12,7 +12,7 @@ use crate::error::Result;
 /// The BAR with the registers and doorbells (NVMe over PCIe 1.0, 2.1.10).
 pub(crate) const BAR: u32 = 0;
 
-/// How registers are reached.
+/// The way to access registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegisterAccess {
     /// By a mapping of the BAR: one load or store for each access.
@@ -29,7 +29,7 @@ pub struct RegisterBar {
 }
 
 impl RegisterBar {
-    /// BAR 0 of `device`.
+    /// Makes BAR 0 of `device`.
     ///
     /// # Errors
     /// [`Error::Request`](crate::Error::Request), and [`Error::Memory`](crate::Error::Memory).
@@ -48,7 +48,7 @@ impl RegisterBar {
         Ok(Self { device, mapping })
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<VfioDevice> {
         &self.device

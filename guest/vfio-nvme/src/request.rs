@@ -17,7 +17,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// `_IO(';', number)`, which both use.
+    /// Makes a request `_IO(';', number)`, which both use.
     pub(crate) const fn new(name: &'static str, number: u8) -> Self {
         let number = (b';' as libc::c_ulong) << 8 | number as libc::c_ulong;
         Self { name, number }
@@ -54,7 +54,7 @@ impl Request {
         self.call(file, argument).map(drop)
     }
 
-    /// As [`Request::exchange`], for a request that answers with a new descriptor.
+    /// Like [`Request::exchange`], for a request that returns a new descriptor.
     pub(crate) fn descriptor<T: Argument>(self, file: &File, argument: &mut T) -> Result<OwnedFd> {
         let descriptor = self.call(file, argument)?;
         // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns it.
@@ -71,23 +71,23 @@ impl Request {
 /// The argument of a request.
 ///
 /// # Safety
-/// The layout is that of the kernel's structure for each request that it is used with, its first field gives its size
-/// where that structure has such a field, and addresses in it are of memory that stays mapped as long as the kernel
-/// uses it.
+/// The layout is that of the kernel's structure for each request that it is used with. Its first
+/// field gives its size if that structure has such a field. Memory at addresses in it stays mapped
+/// as long as the kernel uses it.
 pub(crate) unsafe trait Argument {}
 
 // SAFETY: requests with a single 32-bit number in memory, such as a descriptor.
 unsafe impl Argument for i32 {}
 
-// SAFETY: requests that read a string, all of which here end with a zero.
+// SAFETY: requests that read a string, which always ends with a zero here.
 unsafe impl Argument for [u8; 16] {}
 
-/// The size of an argument, as its own first field gives it.
+/// Returns the size of an argument, for its own first field.
 pub(crate) fn size_of_argument<T>() -> u32 {
     u32::try_from(size_of::<T>()).unwrap_or(u32::MAX)
 }
 
-/// Opens a device file to read and write.
+/// Opens a device file for reading and writing.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     file.map_err(|source| Error::File {
