@@ -14,13 +14,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::diagnosis;
 use crate::outcome::Outcome;
 
-/// How long a command may take to end what it started, once it is asked to.
+/// Time limit for a command to end its processes, once it was asked to.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// A command that ended, or was ended.
+/// A command that has ended by itself or was ended.
 pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
-    /// Of the command and all that it waited for.
+    /// Processor time of the command and all processes that it waited for.
     pub(crate) processor: Duration,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn run(
     if !ends(&child, GRACE)? {
         kill(child.id(), Signal::KILL);
     }
-    // A command ends what it starts, so a process that is left over is a mistake.
+    // A command ends the processes that it starts, so any that is left over is a mistake.
     for process in started {
         kill(process, Signal::KILL);
     }
@@ -67,7 +67,7 @@ pub(crate) fn run(
     })
 }
 
-/// Whether the child ends within `time`.
+/// Returns `true` if the child ends within `time`.
 fn ends(child: &Child, time: Duration) -> anyhow::Result<bool> {
     let process = pidfd_open(pid(child.id())?, PidfdFlags::empty())?;
     let time = Timespec::try_from(time)?;
@@ -75,9 +75,10 @@ fn ends(child: &Child, time: Duration) -> anyhow::Result<bool> {
     Ok(rustix::io::retry_on_intr(|| poll(&mut descriptors, Some(&time)))? == 1)
 }
 
-/// The status of a child that has ended, and the time of processors that it took.
+/// Returns the status of a child that has ended, and its processor time.
 fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Duration)> {
-    // Waiting adds the time to the sum of all children, which run at the same time. Before that it is the child's alone.
+    // Waiting adds the time to the sum of all children, which run at the same time. Before that it
+    // is the child's alone.
     let processor = diagnosis::processor_time(child.id());
     let status = child.wait()?;
     Ok((status, processor))
@@ -85,7 +86,7 @@ fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Duration)> {
 
 fn kill(process: u32, signal: Signal) {
     if let Ok(process) = pid(process) {
-        // One that has ended already is what is wanted.
+        // A process that has ended already needs no signal.
         let _ = kill_process(process, signal);
     }
 }

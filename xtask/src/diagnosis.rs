@@ -1,4 +1,5 @@
-//! What is known of a command that does not end: its processes, what each thread waits for, and the ends of logs.
+//! Facts about a command that does not end: its processes, what each thread waits for, and the ends
+//! of logs.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,12 +8,12 @@ use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
 
-/// Lines of each log.
+/// Number of lines of each log.
 const LINES: usize = 15;
-/// Characters of a line.
+/// Characters of a line that are shown.
 const COLUMNS: usize = 200;
 
-/// A description of `process`, of all that it started, and of the logs below `folder`.
+/// Describes `process`, all processes that it started, and the logs below `folder`.
 pub(crate) fn of(process: u32, folder: Option<&Path>) -> String {
     let mut text =
         "\n== not done in time; its processes, and what each thread waits for:\n".to_owned();
@@ -25,7 +26,7 @@ pub(crate) fn of(process: u32, folder: Option<&Path>) -> String {
     text
 }
 
-/// The processes that `process` started, and those that they started.
+/// Returns the processes that `process` started, and those that they started.
 pub(crate) fn descendants(process: u32) -> Vec<u32> {
     let mut found = Vec::new();
     for thread in entries(&format!("/proc/{process}/task")) {
@@ -41,15 +42,17 @@ pub(crate) fn descendants(process: u32) -> Vec<u32> {
     found
 }
 
-/// The time of processors that a process and all that it waited for took; zero for one that is gone.
+/// Returns the processor time of a process and all processes that it waited for, or zero if it is
+/// gone.
 pub(crate) fn processor_time(process: u32) -> Duration {
     let ticks = ticks(&read(&format!("/proc/{process}/stat")));
     Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64)
 }
 
-/// The sum of utime, stime, cutime and cstime, the fields 14 to 17 of `/proc/PID/stat` (proc_pid_stat(5)).
+/// Returns the sum of utime, stime, cutime and cstime, the fields 14 to 17 of `/proc/PID/stat`
+/// (proc_pid_stat(5)).
 fn ticks(stat: &str) -> u64 {
-    // The name of the program, the second field, may have blanks and parentheses.
+    // The name of the program, the second field, may contain blanks and parentheses.
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let times = after_name.split_whitespace().skip(11).take(4);
     times.filter_map(|time| time.parse::<u64>().ok()).sum()
@@ -67,7 +70,8 @@ fn describe(process: u32, text: &mut String) {
     }
 }
 
-/// The ends of the logs in `folder` and in the folders below it, but not in links: `latest` is one.
+/// Quotes the ends of the logs in `folder` and in the folders below it, but not in links: `latest`
+/// is one.
 fn quote_logs(folder: &Path, text: &mut String) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -99,7 +103,7 @@ fn cut(line: &str) -> String {
     line.chars().take(COLUMNS).collect()
 }
 
-/// The text of a file of `/proc`, or none: the process may have ended.
+/// Returns the text of a file of `/proc`, or an empty string: the process may have ended.
 fn read(path: &str) -> String {
     fs::read(path).map_or_else(
         |_| String::new(),
@@ -107,7 +111,7 @@ fn read(path: &str) -> String {
     )
 }
 
-/// The names in a folder of `/proc`.
+/// Returns the names in a folder of `/proc`.
 fn entries(path: &str) -> Vec<String> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     entries

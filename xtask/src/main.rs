@@ -1,6 +1,6 @@
 //! Runs the tests of this workspace: the steps and the guest runs that `tests/runs.toml` lists.
 //!
-//! `scripts/test` starts it. What a tier finds and how long it takes is in CONTRIBUTING.md.
+//! `scripts/test` starts it. CONTRIBUTING.md describes the tiers and their durations.
 
 mod command;
 mod diagnosis;
@@ -20,10 +20,11 @@ use clap::{Parser, Subcommand};
 use self::plan::{Plan, Selection};
 use self::runner::Runner;
 
-/// The seed of tests with random input, unless all tests run or one is given: that of `.cargo/config.toml`.
+/// The seed of tests with random input, unless all tests run or a seed is given: that of
+/// `.cargo/config.toml`.
 const SEED: u64 = 1;
 
-/// Tasks of people who work on this workspace.
+/// Tasks for developers of this workspace.
 #[derive(Parser)]
 #[command(bin_name = "cargo xtask")]
 struct Cli {
@@ -33,7 +34,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs the gate: what each change must pass.
+    /// Run the gate, which each change must pass.
     #[command(
         after_help = "Examples:\n  scripts/test\n  scripts/test --full\n  scripts/test --only clippy demo"
     )]
@@ -42,16 +43,16 @@ enum Task {
 
 #[derive(clap::Args)]
 struct Test {
-    /// Run everything, with a new seed. It takes hours.
+    /// Run everything, with a new seed. This takes hours.
     #[arg(long, conflicts_with = "only")]
     full: bool,
-    /// Run these steps and guest runs, of any tier. What they need is built first.
+    /// Run these steps and guest runs, of any tier. Their requirements are built first.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     only: Vec<String>,
     /// List the steps and guest runs, and run nothing.
     #[arg(long)]
     list: bool,
-    /// Guest runs at a time [default: one for each processor].
+    /// Number of guest runs at a time [default: one for each processor].
     #[arg(long, value_name = "N")]
     jobs: Option<std::num::NonZero<usize>>,
     /// Seed of tests with random input [default: a fixed one; with --full a new one].
@@ -94,8 +95,8 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     Runner::new(root, seed, options.jobs)?.run(&plan, &chosen)
 }
 
-/// The root of the workspace that cargo starts this program for: two that share a target folder
-/// share the program.
+/// Returns the root of the workspace for which cargo starts this program. Two workspaces that share
+/// a target folder share the program.
 fn root() -> anyhow::Result<PathBuf> {
     let own = std::env::var_os("CARGO_MANIFEST_DIR");
     let own = own.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
@@ -104,7 +105,7 @@ fn root() -> anyhow::Result<PathBuf> {
     Ok(root.to_owned())
 }
 
-/// A seed that no earlier run had.
+/// Returns a seed that no earlier run had.
 fn new_seed() -> anyhow::Result<u64> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     Ok(now.context("the clock is before 1970")?.as_secs())

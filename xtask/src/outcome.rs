@@ -1,17 +1,17 @@
-//! How an entry ended, and the table of all.
+//! The outcome of an entry, and the table of all outcomes.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How a command ended.
+/// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// It ended, and not well: the exit status, or what kept it from starting.
+    /// It failed: the exit status, or the reason why it could not start.
     Failed(String),
     /// It had not ended in time.
     TimedOut(Duration),
-    /// It needs root.
+    /// It requires root.
     Skipped,
 }
 
@@ -28,18 +28,18 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What the table says of an entry.
+/// The table's row for an entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
-    /// From its start to its end.
+    /// The time from its start to its end.
     pub(crate) wall: Duration,
-    /// Of the command and all that it started and waited for.
+    /// Processor time of the command and all processes that it started and waited for.
     pub(crate) processor: Duration,
 }
 
-/// The table of times, the entries that failed, and the count that ends it.
+/// Returns the table of times, the entries that failed, and the final count.
 pub(crate) fn table(rows: &[Row], wall: Duration) -> String {
     let mut lines = vec![
         format!(

@@ -1,4 +1,4 @@
-//! What there is to run: `tests/runs.toml`, read and checked.
+//! The list of entries to run: `tests/runs.toml`, read and checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::programs::TestPrograms;
 
-/// When something runs.
+/// The tier of an entry, which tells when it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Tier {
@@ -18,7 +18,7 @@ pub(crate) enum Tier {
     Gate,
     /// Before an issue is resolved or a release is made, and when a change touches its subject.
     Full,
-    /// By its name only, since it needs something that a machine may lack.
+    /// By its name only, since it requires something that a machine may lack.
     Named,
 }
 
@@ -32,7 +32,7 @@ impl Tier {
     }
 }
 
-/// Which entries of the plan are to run.
+/// The entries of the plan to run.
 pub(crate) enum Selection<'a> {
     Gate,
     Full,
@@ -45,55 +45,56 @@ pub(crate) enum Selection<'a> {
 pub(crate) struct Plan {
     /// Commands, one after the other.
     step: Vec<Entry>,
-    /// What boots guests or keeps a machine busy with waiting, several at a time.
+    /// Runs that boot guests or keep a machine busy with waiting, several at a time.
     run: Vec<Entry>,
 }
 
-/// A step or a guest run. Exactly one of `run`, `test` and `scenario` says what it does.
+/// A step or a guest run. Exactly one of `run`, `test` and `scenario` describes its action.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Entry {
-    /// How `--only` and the table call it.
+    /// Its name for `--only` and in the table.
     pub(crate) name: String,
     pub(crate) tier: Tier,
-    /// How long it may take, in seconds: five times what it takes on a quiet machine with two cores.
+    /// Time limit in seconds: five times its duration on a quiet machine with two cores.
     limit: u64,
-    /// What it finds that nothing else does.
+    /// The mistakes that only this entry finds.
     finds: String,
-    /// Whether a step needs the programs and the tests of this workspace. Guest runs always do.
+    /// `true` if a step needs the programs and the tests of this workspace. Guest runs always do.
     #[serde(default)]
     pub(crate) built: bool,
-    /// Whether it has the machine to itself, after the others: it measures, or keeps all processors busy.
+    /// `true` if it needs the machine to itself, after the others: it measures, or keeps all
+    /// processors busy.
     #[serde(default)]
     pub(crate) alone: bool,
-    /// Whether it is left out where the user is not root. CI is root.
+    /// `true` if it is skipped unless the user is root. CI is root.
     #[serde(default)]
     pub(crate) root: bool,
-    /// Environment variables. Those of this process go before them.
+    /// Environment variables. Those of this process take precedence.
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
 
-    /// A command of the shell.
+    /// A shell command.
     run: Option<String>,
 
-    /// Tests that are ignored otherwise: `FOLDER:TARGET`, the folder of the package and the target.
+    /// Tests that are otherwise ignored: `FOLDER:TARGET`, the folder of the package and the target.
     test: Option<String>,
-    /// Parts of the tests' names; none means all.
+    /// Parts of the tests' names, or none for all.
     #[serde(default)]
     only: Vec<String>,
-    /// Parts of the names of tests that are left out.
+    /// Parts of the names of skipped tests.
     #[serde(default)]
     skip: Vec<String>,
-    /// Whether the tests that are not ignored run, in place of those that are.
+    /// `true` to run the tests that are not ignored, in place of those that are.
     #[serde(default)]
     not_ignored: bool,
 
     /// A scenario's file, for `peerbar run` and `peerbar explain`.
     scenario: Option<PathBuf>,
-    /// Keys with other values than the file has, as `"machine.iommu" = "amd"`.
+    /// Keys whose values differ from the file, such as `"machine.iommu" = "amd"`.
     #[serde(default)]
     set: toml::Table,
-    /// The checks that run; none means all.
+    /// The checks to run, or none for all.
     #[serde(default)]
     checks: Vec<String>,
     /// Options of `peerbar run`.
@@ -101,9 +102,9 @@ pub(crate) struct Entry {
     options: Vec<String>,
 }
 
-/// What an entry does.
+/// The action of an entry.
 pub(crate) enum Action<'a> {
-    /// Runs a command of the shell.
+    /// Runs a shell command.
     Command(&'a str),
     /// Runs tests of the target `program`, with these arguments of libtest.
     Tests {
@@ -124,7 +125,7 @@ impl Entry {
         Duration::from_secs(self.limit)
     }
 
-    /// What it does.
+    /// Returns its action.
     ///
     /// # Errors
     /// An entry that does nothing or several things, or has a key of another action.
@@ -155,7 +156,7 @@ impl Entry {
     fn test_arguments(&self) -> Vec<&str> {
         let mut arguments = Vec::new();
         if !self.not_ignored {
-            // Each boots guests, or measures; other runs go on at the same time.
+            // Each boots guests, or measures; other runs proceed at the same time.
             arguments.extend(["--ignored", "--test-threads=1"]);
         }
         arguments.extend(self.only.iter().map(String::as_str));
@@ -171,7 +172,7 @@ impl Entry {
     }
 }
 
-/// What is to run: steps one after the other, then guest runs, several at a time.
+/// The entries to run: steps one after the other, then guest runs, several at a time.
 pub(crate) struct Chosen<'a> {
     pub(crate) steps: Vec<&'a Entry>,
     pub(crate) runs: Vec<&'a Entry>,
@@ -209,7 +210,7 @@ impl Plan {
         self.step.iter().chain(&self.run)
     }
 
-    /// What `selection` asks for.
+    /// Returns the entries that `selection` chooses.
     ///
     /// # Errors
     /// A name that no entry has.
@@ -231,10 +232,10 @@ impl Plan {
         })
     }
 
-    /// Checks that each ignored test of the targets that the plan names is in some entry.
+    /// Checks that each ignored test of the plan's targets is in some entry.
     ///
     /// # Errors
-    /// A test that no entry runs, or a target that is not there.
+    /// A test that no entry runs, or a target that does not exist.
     pub(crate) fn check_tests(&self, tests: &TestPrograms) -> anyhow::Result<()> {
         let mut missing: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         let ignored = self.entries().filter(|entry| !entry.not_ignored);
@@ -258,7 +259,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The entries, a line each.
+    /// Lists the entries, one per line.
     pub(crate) fn listed(&self) -> String {
         let mut text = String::new();
         for entry in self.entries() {

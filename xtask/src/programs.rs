@@ -1,4 +1,4 @@
-//! The programs and tests of this workspace, built once for all that is to run.
+//! The programs and tests of this workspace, built once for all entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub(crate) struct TestProgram {
     pub(crate) folder: PathBuf,
 }
 
-/// What `cargo build --message-format json` says of a target, as far as it is needed here.
+/// The needed parts of a message of `cargo build --message-format json`.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -36,7 +36,7 @@ struct Target {
 }
 
 impl TestProgram {
-    /// The names of the tests that it would run with these arguments of libtest.
+    /// Returns the names of the tests that it would run with these arguments of libtest.
     ///
     /// # Errors
     /// An executable that does not list its tests.
@@ -56,7 +56,7 @@ impl TestProgram {
 }
 
 impl TestPrograms {
-    /// The executables of the workspace in `root`, which `scripts/build --tests` has built.
+    /// Returns the executables of the workspace in `root`, which `scripts/build --tests` has built.
     ///
     /// # Errors
     /// A build that fails, since it is not done.
@@ -90,10 +90,10 @@ impl TestPrograms {
         Ok(Self(programs))
     }
 
-    /// The executable of the target `name`, as `tests:built`.
+    /// Returns the executable of the target `name`, such as `tests:built`.
     ///
     /// # Errors
-    /// A target that is not there.
+    /// A target that does not exist.
     pub(crate) fn get(&self, name: &str) -> anyhow::Result<&TestProgram> {
         let program = self.0.get(name);
         program

@@ -1,4 +1,4 @@
-//! Runs what was chosen: steps one after the other, then guest runs, several at a time.
+//! Runs the chosen entries: steps one after the other, then guest runs, several at a time.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -19,21 +19,21 @@ use crate::programs::{FOLDER, TestPrograms};
 
 /// The folder of the logs, of derived scenarios and of the runs' own folders.
 const RECORDS: &str = "target/test";
-/// Lines of a failed entry's log that are shown.
+/// Number of lines shown of a failed entry's log.
 const SHOWN: usize = 60;
 
-/// Runs entries and collects what the table says of them.
+/// Runs entries and collects the rows of the table.
 pub(crate) struct Runner {
     root: PathBuf,
     seed: u64,
     jobs: usize,
     rows: Mutex<Vec<Row>>,
-    /// Held while it lives: another runner would remove this one's records.
+    /// Held while the runner lives: another runner would remove this one's records.
     _lock: File,
 }
 
 impl Runner {
-    /// A runner in the workspace at `root`.
+    /// Makes a runner in the workspace at `root`.
     ///
     /// # Errors
     /// A folder for the records that cannot be made.
@@ -60,10 +60,10 @@ impl Runner {
         })
     }
 
-    /// Runs `chosen` and prints how it went. The exit code says whether all passed.
+    /// Runs `chosen` and prints the outcome. Returns the exit code, which says if all passed.
     ///
     /// # Errors
-    /// What keeps entries from being run at all.
+    /// The reason why entries cannot run at all.
     pub(crate) fn run(self, plan: &Plan, chosen: &Chosen<'_>) -> anyhow::Result<ExitCode> {
         ensure!(
             !chosen.steps.is_empty() || !chosen.runs.is_empty(),
@@ -122,7 +122,7 @@ impl Runner {
         Ok(true)
     }
 
-    /// Builds programs and tests. Returns whether that succeeded.
+    /// Builds programs and tests. Returns `true` on success.
     fn build(&self) -> anyhow::Result<bool> {
         let mut command = Command::new("scripts/build");
         command.arg("--tests");
@@ -155,7 +155,7 @@ impl Runner {
         });
     }
 
-    /// Runs an entry and reports how it went.
+    /// Runs an entry and reports its outcome.
     fn attempt(&self, entry: &Entry, tests: Option<&TestPrograms>) {
         println!("== {}", entry.name);
         let started = Instant::now();
@@ -275,7 +275,7 @@ impl Runner {
     }
 }
 
-/// The scenario in `file`, with the values of `set`: the file itself, if there are none.
+/// Returns the scenario in `file`, with the values of `set`, or the file itself if there are none.
 fn derived(file: &Path, set: &toml::Table, name: &str) -> anyhow::Result<PathBuf> {
     if set.is_empty() {
         return Ok(file.to_owned());
@@ -291,7 +291,7 @@ fn derived(file: &Path, set: &toml::Table, name: &str) -> anyhow::Result<PathBuf
     Ok(derived)
 }
 
-/// Sets the value of a key as `machine.iommu`. Its tables are made where there are none.
+/// Sets the value of a key such as `machine.iommu`. Missing tables are made.
 fn set_value(table: &mut toml::Table, key: &str, value: &toml::Value) -> anyhow::Result<()> {
     let Some((first, rest)) = key.split_once('.') else {
         table.insert(key.to_owned(), value.clone());
@@ -308,7 +308,7 @@ fn set_value(table: &mut toml::Table, key: &str, value: &toml::Value) -> anyhow:
     )
 }
 
-/// The lock of the workspace's tests.
+/// Takes the lock of the workspace's tests.
 fn lock(root: &Path) -> anyhow::Result<File> {
     let path = root.join("target/test.lock");
     let file = OpenOptions::new().create(true).append(true).open(&path);
@@ -326,7 +326,7 @@ fn log_of(name: &str) -> PathBuf {
     Path::new(RECORDS).join(format!("{name}.log"))
 }
 
-/// The log of an entry, to append to.
+/// Opens the log of an entry, to append to it.
 fn log(name: &str) -> anyhow::Result<File> {
     let path = log_of(name);
     let file = OpenOptions::new().create(true).append(true).open(&path);
