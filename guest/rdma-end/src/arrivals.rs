@@ -1,4 +1,4 @@
-//! Messages, and which of them have arrived.
+//! Tracks which messages have arrived.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use crate::workload::WorkloadError;
 
 /// Bits of the immediate data that name the slot of a message's content.
 const SOURCE_BITS: u32 = 6;
-/// How far a message may be ahead of one that has not arrived: far more than can be in progress.
+/// Limit of the distance of a message to one that has not arrived: far more than can be in
+/// progress.
 const MOST_AHEAD: u64 = 1 << 10;
 
 /// A message, as its immediate data names it.
@@ -16,7 +17,7 @@ const MOST_AHEAD: u64 = 1 << 10;
 pub(crate) struct Message {
     /// Its number.
     pub(crate) id: u64,
-    /// The slot of the sender whose content it is.
+    /// The slot of the sender with its content.
     pub(crate) source: u32,
 }
 
@@ -34,20 +35,20 @@ impl Message {
     }
 }
 
-/// Which messages have arrived, each once.
+/// The messages that have arrived, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arrivals {
-    /// No message of this number or above has.
+    /// No message of this number or above has arrived.
     next: u64,
-    /// Those below that have not.
+    /// Messages below that have not arrived.
     missing: BTreeSet<u64>,
-    /// Receives that failed.
+    /// Number of receives that failed.
     failed: u64,
 }
 
 impl Arrivals {
-    /// Message `id` has arrived.
+    /// Records that message `id` has arrived.
     pub(crate) fn add(&mut self, id: u64) -> Result<(), WorkloadError> {
         if id >= self.next {
             let oldest = self.missing.first().copied().unwrap_or(self.next);
@@ -62,23 +63,24 @@ impl Arrivals {
         Ok(())
     }
 
-    /// A receive has failed.
+    /// Records that a receive has failed.
     pub(crate) fn fail(&mut self) {
         self.failed += 1;
     }
 
-    /// How many have arrived.
+    /// Returns the number of messages that have arrived.
     pub(crate) fn count(&self) -> u64 {
         let missing = u64::try_from(self.missing.len()).unwrap_or(u64::MAX);
         self.next.saturating_sub(missing)
     }
 
-    /// How many receives have failed.
+    /// Returns the number of receives that have failed.
     pub(crate) fn failed(&self) -> u64 {
         self.failed
     }
 
-    /// The first of `posted` messages that has not arrived although its sender knows nothing of that: it is none of the `failed` ones.
+    /// Returns the first of `posted` messages that has not arrived without its sender's knowledge:
+    /// it is not among the `failed` ones.
     pub(crate) fn first_lost(&self, posted: u64, failed: &[u64]) -> Option<u64> {
         let beyond = self.next..posted.max(self.next);
         let missing = self.missing.iter().copied().chain(beyond);
@@ -86,7 +88,7 @@ impl Arrivals {
         lost.next()
     }
 
-    /// Whether a message has arrived that is none of `posted` ones.
+    /// Returns `true` if a message has arrived that is not one of the `posted` ones.
     pub(crate) fn has_unsent(&self, posted: u64) -> bool {
         self.next > posted
     }

@@ -15,7 +15,7 @@ pub struct FileRange {
     pub at: u64,
 }
 
-/// What goes from where to where.
+/// A transfer from file to file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// A file that the near end opens.
@@ -24,16 +24,16 @@ pub struct Chain {
     pub target: FileRange,
     /// Number of bytes: whole blocks of both files.
     pub length: u32,
-    /// How they go from end to end. Of [`Way::Read`] the far end asks.
+    /// The way from end to end. With [`Way::Read`], the far end is the requester.
     pub way: Way,
 }
 
 impl<N: End, F: End> Ends<N, F> {
-    /// Reads the source into the near end's memory, moves it to the far end's, and writes it to the target. Compares nothing but
-    /// what lies around it in memory. Returns the time on the wire.
+    /// Reads the source into the near end's memory, moves it to the far end's, and writes it to the
+    /// target. Compares only the memory around it. Returns the time on the wire.
     ///
     /// # Errors
-    /// As [`Ends::transfer`].
+    /// As for [`Ends::transfer`].
     pub fn chain(&mut self, chain: &Chain) -> Result<Duration> {
         let span = self.prepare(Side::Near, chain.length)?;
         self.prepare(Side::Far, chain.length)?;
@@ -52,11 +52,12 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(elapsed)
     }
 
-    /// Writes `length` bytes of the content of `seed` to `target`, which the far end opens, by way of its memory, and compares them there.
-    /// What a later [`Ends::compare`] of another seed finds was written after this.
+    /// Writes `length` bytes of the content of `seed` to `target`, which the far end opens, through
+    /// its memory, and compares them there. If a later [`Ends::compare`] finds the content of
+    /// another seed, that was written after this.
     ///
     /// # Errors
-    /// As [`Ends::transfer`].
+    /// As for [`Ends::transfer`].
     pub fn overwrite(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Far, length)?;
         self.done(Side::Far, &Command::Put { span, seed })?;
@@ -65,10 +66,11 @@ impl<N: End, F: End> Ends<N, F> {
         self.compare(target, length, seed)
     }
 
-    /// Writes `length` bytes of the content of `seed` to `target`, which the near end opens, by way of its memory.
+    /// Writes `length` bytes of the content of `seed` to `target`, which the near end opens,
+    /// through its memory.
     ///
     /// # Errors
-    /// As [`Ends::transfer`].
+    /// As for [`Ends::transfer`].
     pub fn store(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Near, length)?;
         self.done(Side::Near, &Command::Put { span, seed })?;
@@ -76,10 +78,11 @@ impl<N: End, F: End> Ends<N, F> {
         self.done(Side::Near, &Command::Store { path, at, span })
     }
 
-    /// Reads `source`, which the far end opens, into its memory, and compares it with `length` bytes of the content of `seed`.
+    /// Reads `source`, which the far end opens, into its memory, and compares it with `length`
+    /// bytes of the content of `seed`.
     ///
     /// # Errors
-    /// As [`Ends::transfer`].
+    /// As for [`Ends::transfer`].
     pub fn compare(&mut self, source: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Far, length)?;
         let FileRange { path, at } = source.clone();
@@ -126,7 +129,7 @@ mod tests {
         }
     }
 
-    /// A far end whose disk has the content of seed 1 at the target of the chain, from before.
+    /// Makes a far end whose disk already has the content of seed 1 at the target of the chain.
     fn ends_with_old_content() -> (Ends<FakeEnd, FakeEnd>, Rc<Cell<Option<Flaw>>>) {
         let (near, far) = FakeEnd::pair(4 * MARGIN);
         let flaw = far.flaw();

@@ -8,19 +8,19 @@ use crate::{
     WorkloadCommand, WorkloadOutcome,
 };
 
-/// Bytes of memory before and after what is transferred, which must stay as they are: a page.
+/// Bytes of memory before and after the transferred ones that must stay unchanged: a page.
 pub const MARGIN: u64 = 4096;
 
 /// A transfer without a disk starts this number of bytes before a page.
 const BEFORE_PAGE: u64 = 64;
 
-/// What the memory of the end that receives has before a transfer.
+/// Content of the receiving end's memory before a transfer.
 const UNTOUCHED: u8 = 0xa5;
 /// Numbers of the work requests.
 const RECEIVE: u64 = 1;
 const REQUEST: u64 = 2;
 
-/// How bytes go from one end to the other.
+/// The way in which bytes go from one end to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// The near end writes them to the far one.
@@ -45,7 +45,7 @@ impl Way {
         Self::SendImmediate,
     ];
 
-    /// Whether it takes a receive of the other end.
+    /// Returns `true` if it takes a receive of the other end.
     fn is_received(self) -> bool {
         !matches!(self, Self::Write | Self::Read)
     }
@@ -71,14 +71,14 @@ impl fmt::Display for Way {
 /// One of two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that asks first.
+    /// The first requester.
     Near,
-    /// The other.
+    /// The other end.
     Far,
 }
 
 impl Side {
-    /// The other one.
+    /// Returns the other side.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -103,10 +103,10 @@ pub struct Ends<N, F> {
 }
 
 impl<N: End, F: End> Ends<N, F> {
-    /// Has each end know the other's address.
+    /// Tells each end the other's address.
     ///
     /// # Errors
-    /// As [`Ends::transfer`].
+    /// As for [`Ends::transfer`].
     pub fn connect(near: N, far: F) -> Result<Self> {
         let unknown = Address {
             gid: std::net::Ipv6Addr::UNSPECIFIED,
@@ -128,23 +128,23 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(ends)
     }
 
-    /// The near end's address, then the far one's.
+    /// Returns the near end's address, then the far one's.
     pub fn addresses(&self) -> [Address; 2] {
         self.addresses
     }
 
-    /// Whether `way` can move `length` bytes: a send is one message.
+    /// Returns `true` if `way` can move `length` bytes: a send is one message.
     pub fn takes(&self, way: Way, length: u32) -> bool {
         let [near, far] = self.addresses;
         let message = near.largest_message.min(far.largest_message);
         !matches!(way, Way::Send | Way::SendImmediate) || length <= message
     }
 
-    /// Moves `length` bytes of the content of `seed`, and compares them and those around them. Returns the time from the request to
-    /// its completion.
+    /// Moves `length` bytes of the content of `seed`, and compares them and the bytes around them.
+    /// Returns the time from the request to its completion.
     ///
     /// # Errors
-    /// Each of [`Error`].
+    /// Any of [`Error`].
     pub fn transfer(&mut self, way: Way, length: u32, seed: u64) -> Result<Duration> {
         let (source, target) = match way {
             Way::Read => (Side::Far, Side::Near),
@@ -162,7 +162,8 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(elapsed)
     }
 
-    /// Gives the memory of `target` what no transfer brings, and returns where in it a transfer of `length` bytes goes.
+    /// Fills the memory of `target` with other content than a transfer's, and returns the range for
+    /// a transfer of `length` bytes.
     pub(crate) fn prepare(&mut self, target: Side, length: u32) -> Result<Span> {
         let needed = u64::from(length).saturating_add(2 * MARGIN);
         for (side, address) in [Side::Near, Side::Far].into_iter().zip(self.addresses) {
@@ -182,7 +183,8 @@ impl<N: End, F: End> Ends<N, F> {
         })
     }
 
-    /// Gives the memory of `side` one value, as far as a transfer of `length` bytes and the margins around it reach.
+    /// Fills the memory of `side` with one value, as far as a transfer of `length` bytes and the
+    /// margins around it extend.
     fn fill(&mut self, side: Side, length: u32, value: u8) -> Result<()> {
         let margins = u32::try_from(2 * MARGIN).unwrap_or(u32::MAX);
         let span = Span {
@@ -192,7 +194,7 @@ impl<N: End, F: End> Ends<N, F> {
         self.done(side, &Command::Fill { span, value })
     }
 
-    /// Checks that what lies around `span` is what it was.
+    /// Checks that the memory around `span` is unchanged.
     pub(crate) fn expect_margins(&mut self, target: Side, span: Span) -> Result<()> {
         let end = span.offset.saturating_add(span.length.into());
         let before = u32::try_from(span.offset).unwrap_or(u32::MAX);
@@ -205,7 +207,8 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(())
     }
 
-    /// Has `asking` move the bytes of `span` by `way`, from the memory of one end to the same offset of the other.
+    /// Makes `asking` move the bytes of `span` by `way`, from the memory of one end to the same
+    /// offset of the other.
     pub(crate) fn carry(
         &mut self,
         way: Way,
@@ -245,7 +248,7 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(Duration::from_nanos(sent.nanoseconds))
     }
 
-    /// Has `side` do `command`, which has no other answer than that it is done.
+    /// Makes `side` execute `command`, whose only answer is that it is done.
     pub(crate) fn done(&mut self, side: Side, command: &Command) -> Result<()> {
         match self.end(side).ask(command)? {
             Answer::Done => Ok(()),
@@ -253,12 +256,12 @@ impl<N: End, F: End> Ends<N, F> {
         }
     }
 
-    /// Has `side` do this about its requests in progress.
+    /// Sends `side` this command about its requests in progress.
     pub(crate) fn workload(&mut self, side: Side, command: WorkloadCommand) -> Result<()> {
         self.done(side, &Command::Workload(command))
     }
 
-    /// Has `side` end its requests in progress, and flush its receives if that is wanted.
+    /// Makes `side` end its requests in progress, and flush its receives if `flush` is set.
     pub(crate) fn finish(&mut self, side: Side, flush: bool) -> Result<WorkloadOutcome> {
         let command = Command::Workload(WorkloadCommand::Finish { flush });
         match self.end(side).ask(&command)? {
@@ -275,7 +278,7 @@ impl<N: End, F: End> Ends<N, F> {
         }
     }
 
-    /// The next completion of `side`, which must be one of success.
+    /// Returns the next completion of `side`, which must be successful.
     fn completed(&mut self, side: Side) -> Result<Completed> {
         let command = Command::Wait;
         match self.end(side).ask(&command)? {
@@ -289,7 +292,7 @@ impl<N: End, F: End> Ends<N, F> {
         }
     }
 
-    /// Checks that neither end has a completion beside those that were waited for.
+    /// Checks that neither end has a completion that was not waited for.
     pub(crate) fn expect_no_more(&mut self) -> Result<()> {
         let command = Command::Poll;
         for side in [Side::Near, Side::Far] {
@@ -318,7 +321,7 @@ impl<N: End, F: End> Ends<N, F> {
         })
     }
 
-    /// One of both.
+    /// Returns one of the ends.
     pub(crate) fn end(&mut self, side: Side) -> &mut dyn End {
         match side {
             Side::Near => &mut self.near,

@@ -1,4 +1,4 @@
-//! What can go wrong between a conductor and an end.
+//! The errors between a conductor and an end.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::{Answer, Command, Status, WorkloadOutcome};
 /// Result of this library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong.
+/// An error between a conductor and an end.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,17 +19,17 @@ pub enum Error {
     /// The end closed its output.
     #[error("an end of the transfer has ended before its answer: its error output says why")]
     Ended,
-    /// A line is no message.
+    /// A line is not a message.
     #[error(
         "an end of the transfer says {line:?}, which is no message: are both programs of one build?"
     )]
     NoMessage {
         /// The line's start.
         line: String,
-        /// What is wrong with it.
+        /// The mistake in it.
         source: serde_json::Error,
     },
-    /// The answer is not one of this command.
+    /// The answer does not belong to this command.
     #[error(
         "an end of the transfer answers {answer:?} to {command}: are both programs of one build?"
     )]
@@ -39,18 +39,18 @@ pub enum Error {
         /// The command.
         command: String,
     },
-    /// The end's memory has other bytes than it should.
+    /// The end's memory has unexpected content.
     #[error("{side}: {reason}")]
     Contents {
-        /// Which end.
+        /// The end.
         side: &'static str,
-        /// Where, in words.
+        /// The location, in words.
         reason: String,
     },
-    /// The end could not do it.
+    /// The end could not execute a command.
     #[error("{side}: {reason}")]
     Failed {
-        /// Which end.
+        /// The end.
         side: &'static str,
         /// Its reason.
         reason: String,
@@ -58,66 +58,66 @@ pub enum Error {
     /// A work request failed.
     #[error("{side}: work request {id} ended with {status}")]
     Request {
-        /// Which end.
+        /// The end.
         side: &'static str,
         /// The request's number.
         id: u64,
         /// Its status.
         status: Status,
     },
-    /// A work request succeeded, and its completion is not that of what was asked.
+    /// A work request succeeded, but its completion does not match the request.
     #[error("{side}: {wanted} completed as {seen}")]
     Completion {
-        /// Which end.
+        /// The end.
         side: &'static str,
-        /// What was asked.
+        /// The expected completion.
         wanted: String,
-        /// What came.
+        /// The actual completion.
         seen: String,
     },
-    /// There is a completion beside those of what was asked.
+    /// There is a completion beyond those of the requests.
     #[error("{side}: {seen} came beside the completions of what was asked")]
     OneMore {
-        /// Which end.
+        /// The end.
         side: &'static str,
-        /// What came.
+        /// The actual completion.
         seen: String,
     },
     /// A transfer needs more memory than an end has.
     #[error("a transfer of {length} bytes needs {needed} bytes of memory: the {side} has {size}")]
     TooSmall {
-        /// Which end.
+        /// The end.
         side: &'static str,
-        /// Bytes of the transfer.
+        /// Length of the transfer in bytes.
         length: u32,
-        /// Bytes that it needs.
+        /// Required bytes.
         needed: u64,
-        /// Bytes that there are.
+        /// Existing bytes.
         size: u64,
     },
-    /// A message is larger than an end takes.
+    /// A message is larger than an end accepts.
     #[error("messages have {length} bytes, and the {side} takes {largest}: have it write or read")]
     LargeMessage {
-        /// Which end.
+        /// The end.
         side: &'static str,
-        /// Bytes of a message.
+        /// Length of the message in bytes.
         length: u32,
-        /// The largest that it takes.
+        /// The largest length that it accepts.
         largest: u32,
     },
-    /// What was to die could not be killed.
+    /// The part to be lost could not be killed.
     #[error("cannot kill the part that is to die")]
     Kill(#[source] io::Error),
-    /// Something was done that was to be refused, or refused otherwise.
+    /// A request that must be refused succeeded, or was refused with another status.
     #[error("{0}")]
     Permitted(String),
-    /// What became of messages is not what their sender learned.
+    /// The fate of messages differs from their sender's knowledge.
     #[error("{0}")]
     Messages(String),
 }
 
 impl Error {
-    /// What is wrong with this `answer` of `side`.
+    /// Returns the error for this `answer` of `side`.
     pub(crate) fn of(answer: Answer, command: &Command, side: &'static str) -> Self {
         match answer {
             Answer::Failed { reason } => Self::Failed { side, reason },
@@ -129,7 +129,7 @@ impl Error {
         }
     }
 
-    /// Whether nothing more can be asked of an end.
+    /// Returns `true` if an end cannot be asked any more.
     #[must_use]
     pub fn is_of_streams(&self) -> bool {
         matches!(
@@ -138,7 +138,7 @@ impl Error {
         )
     }
 
-    /// An outcome of requests where one of receives was to come, or the other way.
+    /// Returns the error for an outcome of requests in place of one of receives, or the reverse.
     pub(crate) fn outcome(outcome: WorkloadOutcome) -> Self {
         Self::Unexpected {
             answer: Box::new(Answer::Outcome(outcome)),
@@ -147,7 +147,8 @@ impl Error {
     }
 }
 
-/// An error and what it came from, in one line. Control characters are blanks, as an end may have written some of it.
+/// Returns an error and its causes in one line. Control characters become blanks, since an end may
+/// have written some of it.
 #[must_use]
 pub fn in_one_line(error: &dyn std::error::Error) -> String {
     let sources = std::iter::successors(Some(error), |error| error.source());

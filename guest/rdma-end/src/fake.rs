@@ -16,10 +16,10 @@ use crate::{
 /// The key and the address of spare memory.
 const SPARE_KEY: u32 = 1000;
 const SPARE: u64 = 1 << 40;
-/// The number of a queue pair beside an end's own.
+/// The number of an end's spare queue pair.
 const OTHER_PAIR: u32 = 77;
 
-/// What goes wrong with an end.
+/// A flaw of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     LastByte,
@@ -30,7 +30,7 @@ pub(crate) enum Flaw {
     StoresNothing,
     /// Requests end with this status, and move nothing.
     Dead(Status),
-    /// Those below this number do.
+    /// Requests below this number end with this status, and move nothing.
     DeadBelow(u64, Status),
     /// Requests succeed, and move nothing.
     MovesNothing,
@@ -38,35 +38,35 @@ pub(crate) enum Flaw {
     WaitsForNothing,
     /// Each request completes twice.
     CompletesTwice,
-    /// Each receive of a message does.
+    /// Each receive of a message completes twice.
     ReceivesTwice,
-    /// Messages from this number on come twice.
+    /// Messages from this number on arrive twice.
     TwiceFrom(u64),
-    /// Messages come with a byte less than they have.
+    /// Messages arrive with one byte less.
     ShortByOne,
-    /// Receives fail whose messages are acknowledged.
+    /// Receives of acknowledged messages fail.
     FailsReceives,
-    /// Requests change what they read.
+    /// Requests change their source.
     ChangesSource,
-    /// What is to be refused is permitted.
+    /// Requests that must be refused are permitted.
     IgnoresRights,
     IgnoresKeys,
     IgnoresRange,
     IgnoresPairs,
     IgnoresLength,
-    /// The receive of a message that is refused succeeds.
+    /// The receive of a refused message succeeds.
     ReceivesRefused,
-    /// A message without a receive is said to have arrived.
+    /// A message without a receive is reported to have arrived.
     LosesUnreceived,
-    /// One that was given up fills a later receive.
+    /// A message that was given up fills a later receive.
     KeepsUnreceived,
-    /// One that was given up has changed a byte.
+    /// A message that was given up has changed a byte.
     UnreceivedWritesByte,
     /// Memory stays registered.
     KeepsRegions,
     /// Memory does not stay as long as it is registered.
     LosesPinned,
-    /// A request that is refused changes a byte.
+    /// A refused request changes a byte.
     RefusedBringsByte,
     RefusedWritesByte,
     RefusedWritesSpare,
@@ -112,9 +112,10 @@ pub(crate) struct FakeEnd {
 }
 
 impl FakeEnd {
-    /// Two, each with `size` bytes of memory.
+    /// Makes two ends, each with `size` bytes of memory.
     pub(crate) fn pair(size: u64) -> (Self, Self) {
-        // A byte of random content may be the one that is there already, so a test has the same content each time.
+        // A byte of random content may equal the one that is already there, so a test has the same
+        // content each time.
         fastrand::seed(1);
         let state = |number| {
             let memory = vec![0; usize::try_from(size).unwrap()];
@@ -150,7 +151,7 @@ impl FakeEnd {
         self.flaw.set(Some(flaw));
     }
 
-    /// To change it later.
+    /// Returns the flaw, to change it later.
     pub(crate) fn flaw(&self) -> Rc<Cell<Option<Flaw>>> {
         Rc::clone(&self.flaw)
     }
@@ -159,12 +160,12 @@ impl FakeEnd {
         self.flaw.get() == Some(flaw)
     }
 
-    /// A byte of its memory.
+    /// Returns a byte of its memory.
     pub(crate) fn memory(&self, at: u64) -> u8 {
         self.own.borrow().memory[usize::try_from(at).unwrap()]
     }
 
-    /// Carries out `post`, or has it wait for a receive.
+    /// Executes `post`, or lets it wait for a receive.
     fn carry(&self, post: Post) {
         let (own, other) = (&mut *self.own.borrow_mut(), &mut *self.other.borrow_mut());
         if let Some(status) = self.refusal(other, post) {
@@ -232,7 +233,7 @@ impl FakeEnd {
         }
     }
 
-    /// Carries out what waited for a receive and may have one now.
+    /// Executes requests that waited for a receive and may have one now.
     fn retry(&self) {
         let waiting = std::mem::take(&mut self.own.borrow_mut().waiting);
         waiting.into_iter().for_each(|post| self.carry(post));
@@ -261,7 +262,7 @@ impl FakeEnd {
         Answer::Completed(completed(id, status, 0, None))
     }
 
-    /// How `post` is refused, if it is.
+    /// Returns the status with which `post` is refused, if it is.
     fn refusal(&self, other: &State, post: Post) -> Option<Status> {
         let to = self.peer.unwrap();
         let unless = |flaw, status| (!self.has(flaw)).then_some(status);
@@ -295,7 +296,7 @@ impl FakeEnd {
         unless(Flaw::IgnoresRights, Status::REMOTE_ACCESS).filter(|_| !is_permitted)
     }
 
-    /// What is left of a request that was refused.
+    /// Applies the effects of a refused request.
     fn refused(&self, own: &mut State, other: &mut State, post: Post) {
         if let Operation::Send { .. } = post.operation {
             let status = match self.has(Flaw::ReceivesRefused) {
@@ -425,7 +426,8 @@ impl FakeEnd {
         }
     }
 
-    /// Reads a file of either end, from byte `offset` on, into the memory. One that there is not is all zeros.
+    /// Reads a file of either end, from byte `offset` on, into the memory. A missing file is all
+    /// zeros.
     fn load(&self, path: &Path, offset: u64, span: Span) -> Answer {
         let own = &mut *self.own.borrow_mut();
         let range = bytes(Span { offset, ..span });
@@ -490,7 +492,7 @@ impl End for FakeEnd {
     }
 }
 
-/// The offset that a request has at the other end.
+/// Returns the offset of a request at the other end.
 fn remote(post: Post) -> u64 {
     match post.operation {
         Operation::Write { remote, .. } | Operation::Read { remote } => remote,

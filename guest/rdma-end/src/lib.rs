@@ -1,18 +1,22 @@
-//! The two ends of an RDMA transfer, each of which may be a process of its own, in one guest or in two.
+//! The two ends of an RDMA transfer. Each may be a separate process, in one guest or in two.
 //!
-//! An end has an adapter, a queue pair of it, and memory. It does what it is asked by a [`Command`], and answers each with one
-//! [`Answer`]. A conductor has a connection to both and asks: [`Ends`] has the transfers. Messages are JSON, one a line, so a
-//! relay need not know what they mean.
+//! An end has an adapter, one of its queue pairs, and memory. It executes [`Command`]s, and answers
+//! each with one [`Answer`]. A conductor has a connection to both ends and sends the commands:
+//! [`Ends`] implements transfers. Messages are JSON, one per line, so a relay need not understand
+//! them.
 //!
-//! - [`serve`] is an end's loop over its standard input and output, with whatever implements [`End`].
-//! - [`Server`] keeps requests in progress at an end while that is asked for nothing; [`serve`] has one.
+//! - [`serve`] is an end's loop over its standard input and output, with any implementation of
+//!   [`End`].
+//! - [`Server`] keeps requests in progress at an end between commands; [`serve`] uses one.
 //! - [`LineEnd`] is the conductor's [`End`]: another process, at the other side of two streams.
 //!
-//! [`Loss`] has the conductor's part of a transfer of which a part dies, [`refuse`] that of what an adapter must refuse.
+//! [`Loss`] is the conductor of a transfer during which a part is lost, [`refuse`] the conductor of
+//! requests that an adapter must refuse.
 //!
-//! Contents are named by a seed ([`content`]), so that no payload passes by the conductor.
+//! Contents are named by a seed ([`content`]), so that no payload passes through the conductor.
 //!
-//! A conductor that waits for an answer waits as long as the stream does: the owner of the stream limits the time.
+//! A conductor that waits for an answer waits as long as the stream does: the owner of the stream
+//! limits the time.
 
 #![forbid(unsafe_code)]
 
@@ -50,10 +54,10 @@ pub use workload::{Asked, DEPTH, Requests, Workload, WorkloadCommand, WorkloadOu
 
 /// One end of a transfer.
 pub trait End {
-    /// Has it carry out `command`. A command that it could not carry out is [`Answer::Failed`].
+    /// Executes `command`. If the end cannot execute it, the answer is [`Answer::Failed`].
     ///
     /// # Errors
-    /// It cannot be asked any more.
+    /// The end cannot be asked any more.
     fn ask(&mut self, command: &Command) -> Result<Answer>;
 }
 
@@ -63,10 +67,10 @@ impl<E: End + ?Sized> End for &mut E {
     }
 }
 
-/// What errors call an end where its side is not known.
+/// Name of an end in errors if its side is not known.
 const END: &str = "end";
 
-/// Has `end` do `command`, which has no other answer than that it is done.
+/// Makes `end` execute `command`, whose only answer is that it is done.
 fn done(end: &mut dyn End, command: &Command) -> Result<()> {
     match end.ask(command)? {
         Answer::Done => Ok(()),

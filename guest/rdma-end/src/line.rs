@@ -17,7 +17,7 @@ pub struct LineEnd<R, W> {
 }
 
 impl<R: BufRead, W: Write> LineEnd<R, W> {
-    /// The end that reads `commands` and writes `answers`.
+    /// Makes the end that reads `commands` and writes `answers`.
     pub fn new(answers: R, commands: W) -> Self {
         Self { answers, commands }
     }
@@ -37,7 +37,7 @@ pub(crate) fn write(stream: &mut impl Write, message: &impl Serialize) -> Result
     Ok(stream.flush()?)
 }
 
-/// The next message; none where the stream ends.
+/// Returns the next message, or `None` at the end of the stream.
 pub(crate) fn read<T: DeserializeOwned>(stream: &mut impl BufRead) -> Result<Option<T>> {
     let mut line = Vec::new();
     stream.take(LONGEST).read_until(b'\n', &mut line)?;

@@ -1,4 +1,4 @@
-//! Requests in progress while a part of the transfer dies, and what is left afterwards.
+//! Requests in progress while a part of the transfer is lost, and the remaining parts afterwards.
 
 use std::fmt;
 use std::io;
@@ -10,30 +10,30 @@ use crate::{
     WorkloadCommand, WorkloadOutcome, slots,
 };
 
-/// Requests that succeed before anything dies.
+/// Number of requests that succeed before anything is lost.
 const BEFORE: u64 = 64;
-/// What is reported of the requests themselves.
+/// Name of the result about the requests themselves.
 const FAILS: &str = "requests in progress and later ones fail";
-/// Bytes of a transfer by which what is left is tried.
+/// Bytes of a transfer that tries the remaining parts.
 const SIZE: u32 = 64 << 10;
-/// The same by a message.
+/// The same for a message.
 const SMALL: u32 = 4096;
 
-/// Which part dies.
+/// The part that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The adapter that is asked.
+    /// The responder's adapter.
     Peer,
-    /// The memory of the one that asks.
+    /// The memory of the requester.
     Source,
-    /// The memory of the one that is asked.
+    /// The memory of the responder.
     Target,
-    /// What joins the adapters.
+    /// The fabric that joins the adapters.
     Fabric,
 }
 
 impl Part {
-    /// Pairs of adapters that go on without it, each the one that asks and the one that is asked.
+    /// Returns the pairs of adapters that continue without it, each with requester and responder.
     #[must_use]
     pub fn left(self) -> &'static [[Side; 2]] {
         const NEAR: [Side; 2] = [Side::Near, Side::Near];
@@ -46,14 +46,14 @@ impl Part {
     }
 }
 
-/// What is in progress then.
+/// The requests that are in progress at the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amid {
-    /// Writes from the memory of the one that asks to that of the other.
+    /// Writes from the memory of the requester to that of the responder.
     Writes,
-    /// Reads into the memory of the one that asks.
+    /// Reads into the memory of the requester.
     Reads,
-    /// Messages from the memory of the one that asks to receives of the other.
+    /// Messages from the memory of the requester to receives of the responder.
     Sends,
 }
 
@@ -91,7 +91,7 @@ impl FromStr for Amid {
     }
 }
 
-/// Which part dies amid which requests.
+/// The part that is lost, and the requests in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// The part.
@@ -101,17 +101,18 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Bytes of memory that each end needs.
+    /// Returns the bytes of memory that each end needs.
     #[must_use]
     pub fn bytes() -> u64 {
         slots::bytes().into()
     }
 
-    /// Has `near` ask `far` until the part dies, which `kill` asks for. `report` gets each result. Returns the payload bytes of the requests
-    /// that succeeded; none if the requests went wrong.
+    /// Makes `near` send requests to `far` until the part is lost, which `kill` requests. `report`
+    /// gets each result. Returns the payload bytes of the requests that succeeded, or 0 if the
+    /// requests went wrong.
     ///
     /// # Errors
-    /// What keeps requests from being made.
+    /// The reason why requests cannot be made.
     pub fn conduct<N: End, F: End>(
         self,
         near: N,
@@ -140,7 +141,7 @@ impl Loss {
         }
     }
 
-    /// Refuses ends that do not take the messages.
+    /// Refuses ends that do not accept the messages.
     fn fits(self, addresses: [Address; 2]) -> Result<()> {
         for (side, address) in [Side::Near, Side::Far].into_iter().zip(addresses) {
             let largest = address.largest_message;
@@ -155,7 +156,7 @@ impl Loss {
         Ok(())
     }
 
-    /// Bytes of a request.
+    /// Returns the bytes of a request.
     fn request_bytes(self) -> u32 {
         match self.amid {
             Amid::Writes | Amid::Reads => slots::SIZE,
@@ -163,7 +164,7 @@ impl Loss {
         }
     }
 
-    /// Returns once all requests in progress have failed, and one more.
+    /// Runs the requests. Returns once all requests in progress have failed, and one more.
     fn lose<N: End, F: End>(
         self,
         ends: &mut Ends<N, F>,
@@ -179,7 +180,8 @@ impl Loss {
         if receives.is_none() {
             return Ok((asked?, None));
         }
-        // An adapter that is gone flushes nothing. If receives went wrong, messages do not end, so that is the reason.
+        // An adapter that is gone flushes nothing. If receives went wrong, messages do not end, and
+        // that is the reason.
         let flush = asked.is_ok() && self.part != Part::Peer;
         match ends.finish(Side::Far, flush)? {
             WorkloadOutcome::Received(arrivals) => Ok((asked?, Some(arrivals))),
@@ -187,7 +189,7 @@ impl Loss {
         }
     }
 
-    /// Judges what the requests have left in the memory that is left.
+    /// Judges the results of the requests in the remaining memory.
     fn judge<N: End, F: End>(
         self,
         ends: &mut Ends<N, F>,
@@ -200,7 +202,7 @@ impl Loss {
             report("each message arrived once", arrived(asked, arrivals, fails));
         }
         if self.part == self.changed() {
-            // The memory is gone. What a request reads must still be there.
+            // The memory is gone. The source of the requests must still be intact.
             let kept = slots::expect_source(ends.end(self.source()), seed);
             return report("the source is untouched", kept);
         }
@@ -217,7 +219,7 @@ impl Loss {
         }
     }
 
-    /// The requests, and the receives that they need.
+    /// Returns the requests, and the receives that they need.
     fn workloads(self, seed: u64) -> (Workload, Option<Workload>) {
         let workload = |requests, failure| Workload {
             requests,
@@ -240,7 +242,7 @@ impl Loss {
         )
     }
 
-    /// How requests end without the part.
+    /// Returns the status of requests without the part.
     fn status(self) -> Status {
         match (self.part, self.amid) {
             (Part::Peer | Part::Fabric, _) => Status::RESPONSE_TIMEOUT,
@@ -250,7 +252,7 @@ impl Loss {
         }
     }
 
-    /// The part whose memory the requests change.
+    /// Returns the part whose memory the requests change.
     fn changed(self) -> Part {
         match self.amid {
             Amid::Writes | Amid::Sends => Part::Target,
@@ -258,7 +260,7 @@ impl Loss {
         }
     }
 
-    /// The end whose memory they change.
+    /// Returns the end whose memory they change.
     fn target(self) -> Side {
         match self.amid {
             Amid::Writes | Amid::Sends => Side::Far,
@@ -266,14 +268,15 @@ impl Loss {
         }
     }
 
-    /// The end whose memory they read.
+    /// Returns the end whose memory they read.
     fn source(self) -> Side {
         self.target().other()
     }
 }
 
-/// Has the near end ask until a request fails. If the far end's adapter is to die, its receives are held before, so none
-/// is posted to an adapter that is gone. Messages in progress then find a receive or wait for one.
+/// Makes the near end send requests until one fails. If the far end's adapter will be lost, its
+/// receives are held before, so that none is posted to an adapter that is gone. Messages in
+/// progress then find a receive or wait for one.
 fn ask<N: End, F: End>(
     ends: &mut Ends<N, F>,
     requests: Workload,
@@ -293,8 +296,8 @@ fn ask<N: End, F: End>(
     }
 }
 
-/// Checks that each message that was acknowledged has arrived, and none but those that were sent. Where the memory has died, receives must
-/// have failed.
+/// Checks that each acknowledged message has arrived, and no message that was not sent. If the
+/// memory was lost, receives must have failed.
 fn arrived(asked: &Asked, arrivals: &Arrivals, fails: bool) -> Result<()> {
     let fault = match arrivals.first_lost(asked.posted, &asked.failed) {
         Some(id) => Some(format!("message {id} was acknowledged, and did not arrive")),
@@ -307,10 +310,10 @@ fn arrived(asked: &Asked, arrivals: &Arrivals, fails: bool) -> Result<()> {
     fault.map_or(Ok(()), |fault| Err(Error::Messages(fault)))
 }
 
-/// Has new ends with guest RAM transfer in each way.
+/// Makes new ends with guest RAM transfer in each way.
 ///
 /// # Errors
-/// As [`Ends::transfer`].
+/// As for [`Ends::transfer`].
 pub fn go_on<N: End, F: End>(near: N, far: F) -> Result<()> {
     let mut ends = Ends::connect(near, far)?;
     for way in Way::ALL {
@@ -334,7 +337,7 @@ mod tests {
 
     const ALL: [Part; 4] = [Part::Peer, Part::Source, Part::Target, Part::Fabric];
 
-    /// A far end that goes on while the near one is asked.
+    /// A far end that continues while the near one executes a command.
     #[derive(Clone)]
     struct Far(Rc<RefCell<Server<FakeEnd>>>);
 
@@ -344,7 +347,7 @@ mod tests {
         }
     }
 
-    /// A near end, and the far one that goes on meanwhile.
+    /// A near end, and the far one that continues at the same time.
     struct Near(FakeEnd, Far);
 
     impl End for Near {
@@ -356,12 +359,13 @@ mod tests {
         }
     }
 
-    /// What fails of a loss after which requests do as `after` says, if they do `before` as that says.
+    /// Returns the failures of a loss, if requests behave as `before` says up to the loss and as
+    /// `after` says from then on.
     fn failures(loss: Loss, before: Option<Flaw>, after: Option<Flaw>) -> Vec<String> {
         conducted(loss, before, after).0
     }
 
-    /// The same, and how many bytes were acknowledged.
+    /// Returns the same, with the number of acknowledged bytes.
     fn conducted(loss: Loss, before: Option<Flaw>, after: Option<Flaw>) -> (Vec<String>, u64) {
         let (near, far) = FakeEnd::pair(Loss::bytes());
         let flaw = near.flaw();
@@ -405,7 +409,7 @@ mod tests {
         ] {
             let it = loss(Part::Fabric, amid);
             let (_, acknowledged) = conducted(it, None, Some(Flaw::Dead(it.status())));
-            // The fake carries out those that are in progress before the death.
+            // The fake executes the requests that are in progress before the loss.
             let requests = BEFORE + u64::from(DEPTH);
             assert!(acknowledged >= BEFORE * u64::from(bytes), "{amid:?}");
             assert!(acknowledged <= requests * u64::from(bytes), "{amid:?}");
@@ -459,7 +463,7 @@ mod tests {
     #[test]
     fn request_that_succeeds_afterwards_fails_the_check() {
         let it = loss(Part::Fabric, Amid::Writes);
-        // Those that are posted until the first one fails.
+        // The requests that are posted until the first one fails.
         let posted = BEFORE + 2 * u64::from(DEPTH);
         let revived = Flaw::DeadBelow(posted, it.status());
         let failures = failures(it, None, Some(revived)).concat();
@@ -544,7 +548,8 @@ mod tests {
     fn fault_of_receives_that_are_to_be_held_is_told_afterwards() {
         let it = loss(Part::Peer, Amid::Sends);
         let dead = Flaw::Dead(it.status());
-        // The far end meets it before the near one has what it waits for, and is asked to hold afterwards.
+        // The far end meets it before the near one has the completions that it waits for, and is
+        // told to hold afterwards.
         let last = BEFORE + u64::from(DEPTH) - 2;
         let failures = failures(it, Some(Flaw::TwiceFrom(last)), Some(dead)).concat();
         let wanted = format!("message {last} was received twice");

@@ -1,4 +1,4 @@
-//! What a conductor asks of an end, and what that answers.
+//! The conductor's commands to an end, and its answers.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Status, WorkloadCommand, WorkloadOutcome};
 
-/// How an end is reached by the other.
+/// The address of an end for the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Address {
-    /// Its adapter's GID, which is written as an IPv6 address is.
+    /// Its adapter's GID, in the notation of an IPv6 address.
     pub gid: Ipv6Addr,
     /// Number of its queue pair.
     pub queue_pair: u32,
     /// The remote key of its memory.
     pub key: u32,
-    /// The address that the first byte of its memory has in work requests.
+    /// The address of the first byte of its memory in work requests.
     pub address: u64,
     /// Size of its memory in bytes.
     pub size: u64,
@@ -39,27 +39,27 @@ pub struct Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Operation {
-    /// Sends to a receive of the other end, with immediate data or without.
+    /// Sends to a receive of the other end, optionally with immediate data.
     Send {
         /// Immediate data.
         immediate: Option<u32>,
     },
-    /// Writes to the other end's memory; with immediate data a receive of the other end completes.
+    /// Writes to the other end's memory. With immediate data, a receive of the other end completes.
     Write {
-        /// Where.
+        /// The destination.
         remote: u64,
         /// Immediate data.
         immediate: Option<u32>,
     },
     /// Reads from the other end's memory.
     Read {
-        /// Where.
+        /// The source.
         remote: u64,
     },
 }
 
 impl Operation {
-    /// The immediate data that it brings.
+    /// Returns its immediate data.
     #[must_use]
     pub fn immediate(self) -> Option<u32> {
         match self {
@@ -69,7 +69,7 @@ impl Operation {
     }
 }
 
-/// What a range of memory has.
+/// The content of a range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Content {
@@ -80,7 +80,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// Its first `length` bytes.
+    /// Returns its first `length` bytes.
     #[must_use]
     pub fn bytes(self, length: u32) -> Vec<u8> {
         match self {
@@ -90,15 +90,15 @@ impl Content {
     }
 }
 
-/// Rights to registered memory. Its own adapter may read it in any case.
+/// Rights to registered memory. Its own adapter may always read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Rights {
-    /// Its own adapter may write it.
+    /// Its own adapter may write to it.
     pub local_write: bool,
-    /// Others may write it.
+    /// Others may write to it.
     pub remote_write: bool,
-    /// Others may read it.
+    /// Others may read from it.
     pub remote_read: bool,
 }
 
@@ -111,50 +111,54 @@ impl Rights {
     };
 }
 
-/// What is done with spare memory: of the same kind as the end's own, beside it, and registered on its own.
+/// A command about spare memory, which is of the same kind as the end's own memory and separately
+/// registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum SpareCommand {
-    /// Allocate it in place of any before, give each byte [`SpareCommand::VALUE`], and register it. Answered by [`Answer::Spare`].
+    /// Allocate it in place of any earlier one, fill it with [`SpareCommand::VALUE`], and register
+    /// it. Answered by [`Answer::Spare`].
     Make(Rights),
     /// Deregister it.
     Deregister,
-    /// Free it, which must be a GPU's, and allocate other memory, which gets its addresses if they are free.
+    /// Free it, which must be a GPU's, and allocate other memory, which gets its addresses if they
+    /// are free.
     Free,
     /// Revoke it, which must be a GPU's.
     Revoke,
-    /// Compare each byte that is left with [`SpareCommand::VALUE`], by the processor. Answered by [`Answer::Differs`] where it has another.
+    /// Compare each remaining byte with [`SpareCommand::VALUE`], by the processor. Answered by
+    /// [`Answer::Differs`] if one differs.
     Expect,
 }
 
 impl SpareCommand {
     /// Bytes of spare memory.
     pub const BYTES: u64 = 64 << 10;
-    /// What each of them has.
+    /// The value of each byte.
     pub const VALUE: u8 = 0x3c;
 }
 
-/// Spare memory, as others reach it.
+/// Spare memory, as others address it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spare {
     /// Its remote key.
     pub key: u32,
-    /// The address that its first byte has in work requests.
+    /// The address of its first byte in work requests.
     pub address: u64,
 }
 
-/// A state of a queue pair in which it takes no request.
+/// A state of a queue pair in which it accepts no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PairState {
-    /// It is new.
+    /// New.
     New,
-    /// It has its key, and does not receive.
+    /// With its key set, not receiving.
     Initialized,
-    /// It is stopped.
+    /// Stopped.
     Stopped,
-    /// It has been destroyed.
+    /// Destroyed.
     Gone,
 }
 
@@ -163,108 +167,116 @@ impl PairState {
     pub const ALL: [Self; 4] = [Self::New, Self::Initialized, Self::Stopped, Self::Gone];
 }
 
-/// What a conductor asks for.
+/// A command of a conductor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
-    /// Say its address. Answered by [`Answer::Address`].
+    /// Return its address. Answered by [`Answer::Address`].
     Address,
-    /// Work requests are for this end from now on. An adapter permits RDMA to those only whose GID it knows, so both ends get the
-    /// other's address before the first one.
+    /// Send work requests to this end from now on. An adapter permits RDMA only to adapters whose
+    /// GID it knows, so both ends get the other's address before the first request.
     Connect(Address),
-    /// Give each byte of the memory this value, by the processor.
+    /// Fill the memory with this value, by the processor.
     Fill {
-        /// Where.
+        /// The memory.
         span: Span,
-        /// Which.
+        /// The value.
         value: u8,
     },
     /// Write the [`content`] of this seed to the memory, by the processor.
     Put {
-        /// Where.
+        /// The memory.
         span: Span,
-        /// Of which seed.
+        /// The seed.
         seed: u64,
     },
-    /// Compare the memory with the [`content`] of this seed, by the processor. Answered by [`Answer::Differs`] where it has another.
+    /// Compare the memory with the [`content`] of this seed, by the processor. Answered by
+    /// [`Answer::Differs`] if it differs.
     Expect {
-        /// Where.
+        /// The memory.
         span: Span,
-        /// Of which seed.
+        /// The seed.
         seed: u64,
     },
-    /// Compare each byte of the memory with this value, by the processor. Answered by [`Answer::Differs`] where it has another.
+    /// Compare each byte of the memory with this value, by the processor. Answered by
+    /// [`Answer::Differs`] if one differs.
     ExpectValue {
-        /// Where.
+        /// The memory.
         span: Span,
-        /// Which.
+        /// The value.
         value: u8,
     },
-    /// Compare each byte of the memory with those of two contents, by the processor. Answered by [`Answer::Differs`] where it is of neither.
+    /// Compare each byte of the memory with those of two contents, by the processor. Answered by
+    /// [`Answer::Differs`] if one matches neither.
     ExpectEither {
-        /// Where.
+        /// The memory.
         span: Span,
-        /// Which two.
+        /// The two contents.
         contents: [Content; 2],
     },
     /// Post a receive into the memory.
     Receive {
         /// The request's number.
         id: u64,
-        /// Where.
+        /// The memory.
         span: Span,
     },
     /// Post a work request with the memory as its local side.
     Post {
         /// The request's number.
         id: u64,
-        /// What it does.
+        /// Its operation.
         operation: Operation,
-        /// With which memory.
+        /// The memory.
         span: Span,
     },
-    /// Send the memory by a queue pair beside its own that gives up, and wait for the end of that. Answered by [`Answer::Completed`].
+    /// Send the memory by a spare queue pair that gives up, and wait for the end of the request.
+    /// Answered by [`Answer::Completed`].
     SendBeside {
         /// The request's number.
         id: u64,
-        /// What is sent.
+        /// The memory.
         span: Span,
-        /// How often the message is sent again where there is no receive for it: less than 7, which is without end.
+        /// Number of times that the message is sent again if there is no receive for it: less than
+        /// 7, which means without limit.
         retries: u8,
     },
     /// Wait for the next completion. Answered by [`Answer::Completed`].
     Wait,
-    /// Say the next completion, if there is one. Answered by [`Answer::Completed`] or [`Answer::Done`].
+    /// Return the next completion, if there is one. Answered by [`Answer::Completed`] or
+    /// [`Answer::Done`].
     Poll,
-    /// Stop the queue pair: what is outstanding is flushed.
+    /// Stop the queue pair: outstanding requests are flushed.
     Stop,
-    /// Make a queue pair beside its own in this state, in place of any before. Answered by [`Answer::Pair`].
+    /// Make a spare queue pair in this state, in place of any earlier one. Answered by
+    /// [`Answer::Pair`].
     Pair(PairState),
-    /// About memory beside its own.
+    /// Execute a command about spare memory.
     Spare(SpareCommand),
-    /// About requests that it keeps in progress. [`crate::Server`] does it for any end.
+    /// Execute a command about requests that it keeps in progress. [`crate::Server`] does so for
+    /// any end.
     Workload(WorkloadCommand),
     /// Read a file or a block device into the memory, which must be a GPU's, peer to peer only.
     Load {
         /// The file.
         path: PathBuf,
-        /// Where in the file.
+        /// The offset in the file.
         at: u64,
-        /// Where in the memory.
+        /// The memory.
         span: Span,
     },
     /// Write the memory, which must be a GPU's, to a file or a block device, peer to peer only.
     Store {
         /// The file.
         path: PathBuf,
-        /// Where in the file.
+        /// The offset in the file.
         at: u64,
-        /// Where in the memory.
+        /// The memory.
         span: Span,
     },
 }
 
-/// How a work request ended.
+/// A completed work request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Completed {
@@ -276,39 +288,39 @@ pub struct Completed {
     pub bytes: u32,
     /// The sender's immediate data, if it sent some.
     pub immediate: Option<u32>,
-    /// From the last [`Command::Post`] to this completion, in nanoseconds.
+    /// Time from the last [`Command::Post`] to this completion, in nanoseconds.
     pub nanoseconds: u64,
 }
 
-/// What an end answers.
+/// An answer of an end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Answer {
-    /// It is done.
+    /// The command was executed.
     Done,
     /// The end's address.
     Address(Address),
-    /// A work request has completed, whether it succeeded or not.
+    /// A work request has completed, successfully or not.
     Completed(Completed),
     /// Spare memory.
     Spare(Spare),
-    /// The number of a queue pair beside its own.
+    /// The number of a spare queue pair.
     Pair(u32),
-    /// What has become of the requests that it kept in progress.
+    /// The outcome of the requests that it kept in progress.
     Outcome(WorkloadOutcome),
-    /// The memory has not what was expected.
+    /// The memory does not have the expected content.
     Differs {
-        /// Where, in words.
+        /// The location, in words.
         reason: String,
     },
-    /// It could not be done.
+    /// The command could not be executed.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// The `length` bytes that `seed` stands for.
+/// Returns the `length` bytes of the content of `seed`.
 #[must_use]
 pub fn content(seed: u64, length: u32) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];

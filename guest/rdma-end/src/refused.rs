@@ -1,4 +1,4 @@
-//! What an adapter must refuse to another end.
+//! Requests that an adapter must refuse to another end.
 
 use crate::{
     Address, Answer, Command, Completed, End, Ends, Error, MARGIN, Operation, PairState, Result,
@@ -7,23 +7,23 @@ use crate::{
 
 /// Bytes of a request.
 const LENGTH: u32 = 512;
-/// Bytes of memory of each end: what a transfer needs.
+/// Bytes of memory of each end, as a transfer needs them.
 const BYTES: u32 = 4 << 12;
-/// What the near end's memory has before a request that is refused, and after it.
+/// Content of the near end's memory before and after a refused request.
 const OWN: u8 = 0xc3;
-/// The same of the far end's memory.
+/// The same for the far end's memory.
 const UNTOUCHED: u8 = 0x5a;
-/// Keys that are tried around one that there is.
+/// Number of keys that are tried around an existing one.
 const GUESSES: u32 = 64;
 /// Numbers of work requests.
 const REQUEST: u64 = 9;
 const RECEIVE: u64 = 3;
 const GIVEN_UP: u64 = 5;
-/// How often a message is sent again for which there is no receive.
+/// Number of times that a message without a receive is sent again.
 const RETRIES: [u8; 2] = [0, 2];
 /// Immediate data of the message after those.
 const LATER: u32 = 0x1a7e_0001;
-/// What a request moves of each end's memory.
+/// The part of each end's memory that a request moves.
 const PART: Span = Span {
     offset: MARGIN,
     length: LENGTH,
@@ -31,7 +31,7 @@ const PART: Span = Span {
 
 type Check<N, F> = fn(&mut Refusals<N, F>) -> Result<()>;
 
-/// What the far end's adapter was permitted to move with its memory, in bytes.
+/// Bytes that the far end's adapter was permitted to move with its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Permitted {
     /// To its memory.
@@ -40,7 +40,7 @@ pub struct Permitted {
     pub read: u64,
 }
 
-/// An end that asks, and the one that must refuse.
+/// A requester, and the end that must refuse.
 struct Refusals<N, F> {
     ends: Ends<N, F>,
     far: Address,
@@ -50,11 +50,12 @@ struct Refusals<N, F> {
 /// Bytes of memory that each end of [`refuse`] needs.
 pub const REFUSE_BYTES: u64 = BYTES as u64;
 
-/// Has `near` ask `far`, which has memory of a GPU if `of_gpu`, for what that must refuse. After each refusal no byte has changed, and the
-/// adapters go on. `report` gets each result. Returns what was permitted.
+/// Makes `near` send requests to `far`, which has memory of a GPU if `of_gpu` is set, that it must
+/// refuse. After each refusal no byte may have changed, and the adapters must continue to work.
+/// `report` gets each result. Returns the permitted bytes.
 ///
 /// # Errors
-/// What keeps requests from being made.
+/// The reason why requests cannot be made.
 pub fn refuse<N: End, F: End>(
     near: N,
     far: F,
@@ -94,7 +95,7 @@ pub fn refuse<N: End, F: End>(
 }
 
 impl<N: End, F: End> Refusals<N, F> {
-    /// Checks that what `check` asks for is refused, changes no byte, and is no harm to either adapter.
+    /// Checks that the requests of `check` are refused, change no byte, and harm neither adapter.
     fn refuses(&mut self, check: Check<N, F>) -> Result<()> {
         let whole = Span {
             offset: 0,
@@ -215,7 +216,8 @@ impl<N: End, F: End> Refusals<N, F> {
         check(Side::Far, received, Status::LOCAL_LENGTH)
     }
 
-    /// A message for which there is no receive is given up, and fills none that is posted later.
+    /// Checks that a message without a receive is given up, and fills no receive that is posted
+    /// later.
     fn without_a_receive(&mut self) -> Result<()> {
         self.ends.done(Side::Near, &Command::Connect(self.far))?;
         for retries in RETRIES {
@@ -227,11 +229,11 @@ impl<N: End, F: End> Refusals<N, F> {
             .done(Side::Far, &Command::ExpectValue { span, value })?;
         self.receive_later()?;
         self.permit(false);
-        // What has arrived is taken for a byte that was refused.
+        // Data that has arrived must not be mistaken for that of a refused request.
         self.ends.done(Side::Far, &Command::Fill { span, value })
     }
 
-    /// Sends a message with a receive, and checks that it is the one that fills it.
+    /// Sends a message with a receive, and checks that this message fills it.
     fn receive_later(&mut self) -> Result<()> {
         let (id, span) = (RECEIVE, PART);
         self.ends.done(Side::Far, &Command::Receive { id, span })?;
@@ -254,7 +256,8 @@ impl<N: End, F: End> Refusals<N, F> {
         self.ends.expect_no_more()
     }
 
-    /// Memory that an adapter has pinned is no other buffer's before it is deregistered, and is out of reach afterwards.
+    /// Checks that memory that an adapter has pinned is not given to another buffer before it is
+    /// deregistered, and cannot be accessed afterwards.
     fn freed(&mut self) -> Result<()> {
         let spare = self.spare(Rights::ALL)?;
         self.ask_spare(SpareCommand::Free)?;
@@ -320,12 +323,12 @@ impl<N: End, F: End> Refusals<N, F> {
         Ok(())
     }
 
-    /// How request `id` of `side` ends.
+    /// Returns the status of request `id` of `side`.
     fn wait(&mut self, side: Side, id: u64) -> Result<Status> {
         Ok(self.completed(side, id)?.status)
     }
 
-    /// The completion of request `id` of `side`, which is the next one.
+    /// Returns the completion of request `id` of `side`, which must be the next one.
     fn completed(&mut self, side: Side, id: u64) -> Result<Completed> {
         match self.ends.end(side).ask(&Command::Wait)? {
             Answer::Completed(completed) if completed.id == id => Ok(completed),
@@ -333,7 +336,7 @@ impl<N: End, F: End> Refusals<N, F> {
         }
     }
 
-    /// How a message of the near end ends that is sent again up to `retries` times.
+    /// Returns the status of a message of the near end that is sent again up to `retries` times.
     fn send_beside(&mut self, retries: u8) -> Result<Status> {
         let command = Command::SendBeside {
             id: GIVEN_UP,
@@ -371,7 +374,7 @@ impl<N: End, F: End> Refusals<N, F> {
     }
 }
 
-/// The same end with other memory.
+/// Returns the same end with other memory.
 fn at(end: Address, Spare { key, address }: Spare) -> Address {
     Address {
         key,
@@ -406,7 +409,7 @@ mod tests {
     use super::*;
     use crate::fake::{FakeEnd, Flaw};
 
-    /// What fails with this flaw of the adapter that asks, and how many results there are.
+    /// Returns the failures with this flaw of the requester's adapter, and the number of results.
     fn failures(flaw: Option<Flaw>) -> (Vec<String>, usize) {
         let (near, far) = FakeEnd::pair(BYTES.into());
         near.flaw().set(flaw);
@@ -472,7 +475,7 @@ mod tests {
             (Flaw::UnreceivedWritesByte, "message without a receive"),
             (
                 Flaw::KeepsUnreceived,
-                // Each later message comes after another one.
+                // Each later message arrives after another one.
                 "message without a receive,message that is too long for its receive,buffer that is freed,revoke of a pinned buffer",
             ),
             (

@@ -1,4 +1,4 @@
-//! An end that keeps requests in progress while it is asked for nothing.
+//! An end that keeps requests in progress between commands.
 
 use std::io::{BufRead, Write};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -8,16 +8,17 @@ use crate::line::{read, write};
 use crate::workload::{Running, WorkloadError};
 use crate::{Answer, Command, End, Result, Workload, WorkloadCommand, in_one_line};
 
-/// An end that carries out [`Command::Workload`] by the other commands of `E`.
+/// An end that executes [`Command::Workload`] by the other commands of `E`.
 pub struct Server<E> {
     end: E,
     running: Option<Running>,
-    /// Why it goes on no more: the answer to each command about them until they are started again.
+    /// The reason why it stopped: the answer to each command about requests until they are started
+    /// again.
     failure: Option<String>,
 }
 
 impl<E: End> Server<E> {
-    /// One with nothing in progress.
+    /// Makes a server with nothing in progress.
     pub fn new(end: E) -> Self {
         Self {
             end,
@@ -26,7 +27,8 @@ impl<E: End> Server<E> {
         }
     }
 
-    /// Takes a completion of the requests in progress, if there is one. False if none can come.
+    /// Takes a completion of the requests in progress, if there is one. Returns `false` if none can
+    /// come.
     pub(crate) fn go_on(&mut self) -> bool {
         let Some(running) = &mut self.running else {
             return false;
@@ -104,7 +106,7 @@ pub fn serve(
     Ok(())
 }
 
-/// The next command. Until it comes, the requests in progress go on.
+/// Returns the next command. Until it arrives, the requests in progress continue.
 fn next<E: End>(
     commands: &Receiver<Result<Command>>,
     server: &mut Server<E>,
@@ -119,7 +121,7 @@ fn next<E: End>(
     }
 }
 
-/// The commands, read by a thread of their own, which ends with them.
+/// Returns the commands, read by a separate thread, which ends with them.
 fn received(mut commands: impl BufRead + Send + 'static) -> Receiver<Result<Command>> {
     let (sender, receiver) = sync_channel(1);
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Slots of two memories between which requests move data, and what they must have in the end.
+//! Slots of two memories between which requests move data, and their expected content in the end.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use crate::workload::{DEPTH, WorkloadError};
 use crate::{Command, Content, End, MARGIN, Result, Span, done};
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 pub(crate) const SIZE: u32 = 64 << 10;
-/// Slots of the memory that is written to: half of them are idle.
+/// Number of slots of the target memory: half of them are idle.
 const TARGETS: u32 = 2 * DEPTH;
-/// Slots of the memory that is read.
+/// Number of slots of the source memory.
 const SOURCES: u32 = TARGETS + 1;
-/// What the target has where nothing was written.
+/// Content of the target where nothing was written.
 const UNTOUCHED: Content = Content::Value(0xa5);
 
-/// Where a request reads and where it writes.
+/// The source and the target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// Its number.
@@ -27,17 +27,18 @@ pub(crate) struct Request {
     pub(crate) target: u32,
 }
 
-/// What the last requests to a slot of the target read, by their sources' numbers.
+/// The last requests to a slot of the target, by their sources' numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Written {
     /// The last one that succeeded.
     last: Option<u32>,
-    /// One after that, which failed.
+    /// A later one, which failed.
     failed: Option<u32>,
 }
 
-/// The slots of both memories. No request writes to a slot of another one in progress, and each slot gets another content each time.
+/// The slots of both memories. No request writes to a slot of another one in progress, and each
+/// slot gets another content each time.
 #[derive(Debug)]
 pub(crate) struct Slots {
     next: u64,
@@ -48,7 +49,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// None of which has been used.
+    /// Makes unused slots.
     pub(crate) fn new() -> Self {
         Self {
             next: 0,
@@ -58,7 +59,7 @@ impl Slots {
         }
     }
 
-    /// The next request. It writes to the slot that has been idle for longest.
+    /// Returns the next request. It writes to the slot that has been idle for longest.
     pub(crate) fn next(&mut self) -> std::result::Result<Request, WorkloadError> {
         let target = self.idle.pop_front().ok_or(WorkloadError::AllInUse)?;
         let last = self.written(target)?.last;
@@ -70,7 +71,7 @@ impl Slots {
         Ok(request)
     }
 
-    /// Request `id` has ended. A slot whose request failed is used no more.
+    /// Ends request `id`. A slot whose request failed is not used again.
     pub(crate) fn complete(
         &mut self,
         id: u64,
@@ -88,17 +89,17 @@ impl Slots {
         Ok(())
     }
 
-    /// Requests that have not ended.
+    /// Returns the number of requests that have not ended.
     pub(crate) fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub(crate) fn posted(&self) -> u64 {
         self.next
     }
 
-    /// What each slot of the target has.
+    /// Returns the expected content of each slot of the target.
     pub(crate) fn into_written(self) -> Vec<Written> {
         self.written
     }
@@ -110,24 +111,24 @@ impl Slots {
     }
 }
 
-/// What each memory needs.
+/// Returns the bytes that each memory needs.
 pub(crate) fn bytes() -> u32 {
     let margin = u32::try_from(MARGIN).unwrap_or(u32::MAX);
     SOURCES.saturating_mul(SIZE).saturating_add(2 * margin)
 }
 
-/// The first `length` bytes of a slot.
+/// Returns the first `length` bytes of a slot.
 pub(crate) fn span(slot: u32, length: u32) -> Span {
     let offset = MARGIN.saturating_add(u64::from(slot) * u64::from(SIZE));
     Span { offset, length }
 }
 
-/// What a slot of the source has.
+/// Returns the content of a slot of the source.
 pub(crate) fn content(seed: u64, slot: u32) -> Content {
     Content::Seed(seed.wrapping_add(slot.into()))
 }
 
-/// Gives each slot of `source` a content of its own.
+/// Fills each slot of `source` with its own content.
 pub(crate) fn fill_source(source: &mut dyn End, seed: u64) -> Result<()> {
     for slot in 0..SOURCES {
         let (span, seed) = (span(slot, SIZE), seed.wrapping_add(slot.into()));
@@ -136,7 +137,7 @@ pub(crate) fn fill_source(source: &mut dyn End, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Gives all of `target` what no request writes.
+/// Fills all of `target` with a value that no request writes.
 pub(crate) fn fill_target(target: &mut dyn End) -> Result<()> {
     let Content::Value(value) = UNTOUCHED else {
         return Ok(());
@@ -148,8 +149,8 @@ pub(crate) fn fill_target(target: &mut dyn End) -> Result<()> {
     done(target, &Command::Fill { span, value })
 }
 
-/// Checks that each slot of `target` has what the last request that succeeded wrote. Where one has failed after that, each byte may also be
-/// what that was to write. Nothing else may have changed.
+/// Checks that each slot of `target` has the data of the last successful request. If a later one
+/// has failed, each byte may also be that of the failed request. Nothing else may have changed.
 pub(crate) fn expect_target(target: &mut dyn End, seed: u64, written: &[Written]) -> Result<()> {
     let of = |source: Option<u32>| source.map_or(UNTOUCHED, |source| content(seed, source));
     for (slot, Written { last, failed }) in (0..).zip(written) {
@@ -162,7 +163,7 @@ pub(crate) fn expect_target(target: &mut dyn End, seed: u64, written: &[Written]
     expect_untouched(target, span(used, 0).offset, bytes().into())
 }
 
-/// Checks that each slot of `source` has the content that it was given.
+/// Checks that each slot of `source` still has its content.
 pub(crate) fn expect_source(source: &mut dyn End, seed: u64) -> Result<()> {
     for slot in 0..SOURCES {
         let (span, seed) = (span(slot, SIZE), seed.wrapping_add(slot.into()));
@@ -171,7 +172,8 @@ pub(crate) fn expect_source(source: &mut dyn End, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that nothing has changed where messages of `length` bytes went to the first `slots` slots of `target`, but those bytes.
+/// Checks that nothing has changed where messages of `length` bytes went to the first `slots` slots
+/// of `target`, except those bytes.
 pub(crate) fn expect_beside(target: &mut dyn End, slots: u32, length: u32) -> Result<()> {
     expect_untouched(target, 0, MARGIN)?;
     for slot in 0..slots {
@@ -182,7 +184,7 @@ pub(crate) fn expect_beside(target: &mut dyn End, slots: u32, length: u32) -> Re
     expect_untouched(target, span(slots, 0).offset, bytes().into())
 }
 
-/// Checks that what lies from `start` to `end` is what it was.
+/// Checks that the memory from `start` to `end` is unchanged.
 fn expect_untouched(target: &mut dyn End, start: u64, end: u64) -> Result<()> {
     let span = Span {
         offset: start,
@@ -199,7 +201,7 @@ mod tests {
 
     const SEED: u64 = 7;
 
-    /// Carries a request out, or a part of it.
+    /// Executes a request, or a part of it.
     fn write(target: &mut FakeEnd, request: Request, length: u32) {
         let span = span(request.target, length);
         let Content::Seed(seed) = content(SEED, request.source) else {
@@ -233,7 +235,7 @@ mod tests {
         let (mut slots, mut target, last) = used();
         slots.complete(last.id, true).unwrap();
         let written = slots.into_written();
-        // It was acknowledged, and the slot has what the request before it wrote.
+        // It was acknowledged, and the slot has the data of the request before it.
         let error = expect_target(&mut target, SEED, &written).unwrap_err();
         assert!(error.to_string().contains("byte 0 of 65536"), "{error}");
         write(&mut target, last, SIZE);

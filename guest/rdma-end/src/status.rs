@@ -1,18 +1,18 @@
-//! How work requests end.
+//! The statuses of work requests.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How a work request ended (libibverbs, `enum ibv_wc_status`).
+/// The status of a work request (libibverbs, `enum ibv_wc_status`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Status(pub u32);
 
 impl Status {
-    /// It was carried out.
+    /// It was executed.
     pub const SUCCESS: Self = Self(0);
-    /// A message does not fit where it was to go.
+    /// A message does not fit into its destination.
     pub const LOCAL_LENGTH: Self = Self(1);
     /// The adapter could not begin the request.
     pub const LOCAL_OPERATION: Self = Self(2);
@@ -26,17 +26,17 @@ impl Status {
     pub const REMOTE_INVALID_REQUEST: Self = Self(9);
     /// The other side's memory region does not permit it.
     pub const REMOTE_ACCESS: Self = Self(10);
-    /// The other side could not carry it out.
+    /// The other side could not execute it.
     pub const REMOTE_OPERATION: Self = Self(11);
     /// The other side has posted no receive in time.
     pub const RECEIVER_NOT_READY: Self = Self(13);
-    /// The other side has no such queue pair, or none that takes the request.
+    /// The other side has no such queue pair, or none that accepts the request.
     pub const REMOTE_BAD_QUEUE_PAIR: Self = Self(15);
-    /// The other side has ended the request.
+    /// The other side has aborted the request.
     pub const REMOTE_ABORTED: Self = Self(16);
     /// The other side does not answer.
     pub const RESPONSE_TIMEOUT: Self = Self(20);
-    /// What has no other status.
+    /// An error without a specific status.
     pub const GENERAL: Self = Self(21);
 }
 

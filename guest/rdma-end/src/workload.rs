@@ -1,4 +1,5 @@
-//! Requests that an end keeps in progress, one following another, while a part of the transfer dies.
+//! Requests that an end keeps in progress, one following another, while a part of the transfer is
+//! lost.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error as ThisError;
@@ -7,14 +8,14 @@ use crate::arrivals::{Arrivals, Message};
 use crate::slots::{self, SIZE, Slots, Written};
 use crate::{Answer, Command, Completed, END, End, Error, Operation, Status, done};
 
-/// Requests in progress.
+/// Number of requests in progress.
 pub const DEPTH: u32 = 16;
-/// Bytes of a message: the most that the adapter takes.
+/// Bytes of a message: the most that the adapter accepts.
 pub(crate) const MESSAGE: u32 = 8928;
-/// Most requests that may succeed: the death comes sooner.
+/// Limit of the requests that may succeed: the loss comes sooner.
 const MOST: u64 = if cfg!(test) { 1 << 8 } else { 1 << 20 };
 
-/// What an end keeps in progress.
+/// The kind of requests that an end keeps in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Requests {
@@ -24,46 +25,47 @@ pub enum Requests {
     Reads,
     /// Messages to receives of the other end.
     Sends,
-    /// Receives, whose messages it compares as they come.
+    /// Receives, whose messages it compares as they arrive.
     Receives,
-    /// Receives, whose messages it cannot compare, since its memory dies.
+    /// Receives, whose messages it cannot compare, since its memory is lost.
     ReceivesUnseen,
 }
 
-/// Which requests, and how they may end.
+/// Requests, and the way in which they may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// Which.
+    /// Their kind.
     pub(crate) requests: Requests,
-    /// Of the contents.
+    /// The seed of the contents.
     pub(crate) seed: u64,
-    /// How those end that fail, if any may.
+    /// The status of requests that fail, if any may.
     pub(crate) failure: Option<Status>,
 }
 
-/// What a conductor asks about requests that an end keeps in progress.
+/// A conductor's command about requests that an end keeps in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum WorkloadCommand {
-    /// Begin. It goes on whenever the end is asked for nothing else, until a request fails.
+    /// Begin. Requests continue between commands, until one fails.
     Start(Workload),
     /// Answer once this number of requests have succeeded.
     Succeed {
-        /// How many.
+        /// The number.
         count: u64,
     },
     /// Post no more receives.
     Hold,
-    /// Of requests, go on until one fails, see all others end, and have one more fail. Of receives, take what has come, and with `flush` stop
-    /// the queue pair and see all of them end. Answered by [`Answer::Outcome`].
+    /// For requests: continue until one fails, wait until all others end, and make one more fail.
+    /// For receives: take those that have arrived, and with `flush` stop the queue pair and wait
+    /// until all of them end. Answered by [`Answer::Outcome`].
     Finish {
-        /// Whether receives are flushed.
+        /// `true` to flush receives.
         flush: bool,
     },
 }
 
-/// What has become of the requests that an end kept in progress.
+/// The outcome of the requests that an end kept in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum WorkloadOutcome {
@@ -73,27 +75,27 @@ pub enum WorkloadOutcome {
     Received(Arrivals),
 }
 
-/// What has become of the requests of an end that asks.
+/// The outcome of the requests of a requester.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
-    /// How many there were: their numbers are those below.
+    /// Number of requests. Their numbers are those below it.
     pub(crate) posted: u64,
-    /// The numbers of those that failed.
+    /// The numbers of the failed requests.
     pub(crate) failed: Vec<u64>,
-    /// What the slots of the target have.
+    /// The expected content of the slots of the target.
     pub(crate) written: Vec<Written>,
 }
 
 impl Asked {
-    /// How many succeeded.
+    /// Returns the number of requests that succeeded.
     pub(crate) fn succeeded(&self) -> u64 {
         let failed = u64::try_from(self.failed.len()).unwrap_or(u64::MAX);
         self.posted.saturating_sub(failed)
     }
 }
 
-/// What is wrong with requests that an end kept in progress.
+/// A mistake in requests that an end kept in progress.
 #[derive(Debug, ThisError)]
 pub(crate) enum WorkloadError {
     #[error("all slots are in use")]
@@ -133,7 +135,7 @@ pub(crate) enum WorkloadError {
     End(#[from] Error),
 }
 
-/// Result of what is done with requests in progress.
+/// Result of an operation on requests in progress.
 pub(crate) type Result<T> = std::result::Result<T, WorkloadError>;
 
 /// Requests in progress.
@@ -175,7 +177,7 @@ impl Running {
         })
     }
 
-    /// Takes a completion that is there; whether there was one.
+    /// Takes an available completion. Returns `true` if there was one.
     pub(crate) fn poll(&mut self, end: &mut dyn End) -> Result<bool> {
         let command = Command::Poll;
         match end.ask(&command)? {
@@ -244,7 +246,7 @@ impl Running {
         }
     }
 
-    /// Whether a request has not ended.
+    /// Returns `true` if a request has not ended.
     fn is_under_way(&self) -> bool {
         match self {
             Self::Asking(asking) => asking.slots.running() > 0,
@@ -275,7 +277,7 @@ impl Running {
     }
 }
 
-/// Requests of the end that asks.
+/// Requests of the requester.
 #[derive(Debug)]
 pub(crate) struct Asking {
     workload: Workload,
@@ -311,7 +313,7 @@ impl Asking {
         Ok(done(end, &post)?)
     }
 
-    /// A request has ended. Until one fails, it is followed by another.
+    /// Takes the completion of a request. Until one fails, another one follows.
     fn take(&mut self, completed: &Completed, end: &mut dyn End) -> Result<()> {
         let Completed { id, status, .. } = *completed;
         let has_succeeded = status == Status::SUCCESS;
@@ -327,21 +329,22 @@ impl Asking {
         match self.failed.is_empty() {
             true if self.succeeded >= MOST => Err(WorkloadError::NoneFailed),
             true => self.post(end),
-            // Those in progress were posted before the first one failed, and requests need not complete in order.
+            // These were posted before the first one failed, and requests need not complete in
+            // order.
             false => Ok(()),
         }
     }
 }
 
-/// Receives, each into a slot of its own, whose number is the receive's.
+/// Receives, each into its own slot, whose number is the receive's.
 #[derive(Debug)]
 pub(crate) struct Receiving {
     workload: Workload,
     /// A bit for each slot whose receive has not completed.
     posted: u64,
-    /// Whether the queue pair is stopped.
+    /// `true` once the queue pair is stopped.
     is_stopped: bool,
-    /// Whether a receive that has completed is followed by another.
+    /// `true` if no receive follows a completed one.
     is_held: bool,
     arrivals: Arrivals,
 }
@@ -353,7 +356,8 @@ impl Receiving {
         Ok(done(end, &Command::Receive { id, span })?)
     }
 
-    /// A receive has completed. Until they are held, it is followed by another into the same slot.
+    /// Takes the completion of a receive. Unless they are held, another one into the same slot
+    /// follows.
     fn take(&mut self, completed: &Completed, end: &mut dyn End) -> Result<()> {
         let Completed { id, status, .. } = *completed;
         let slot = u32::try_from(id).ok().filter(|slot| *slot < DEPTH);
