@@ -1,4 +1,5 @@
-//! Loads and stores through a mapping of GPU memory by the kernel. They fail with EFAULT where those of a program would end it.
+//! Loads and stores through a mapping of GPU memory by the kernel. They fail with EFAULT where a
+//! program's own accesses would end it.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use peerbar_mapping::Mapping;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Stores `byte` at `offset`; returns `false` if the memory behind the mapping is gone.
+/// Stores `byte` at `offset`. Returns `false` if the memory behind the mapping is gone.
 pub(super) fn store(mapping: &Mapping, offset: u64, byte: u8) -> anyhow::Result<bool> {
     let file = file()?;
     file.write_all_at(&[byte], 0)?;
@@ -16,7 +17,7 @@ pub(super) fn store(mapping: &Mapping, offset: u64, byte: u8) -> anyhow::Result<
     is_there(count).context("a store through a mapping")
 }
 
-/// Fails unless an access to the first byte and to the last one find no memory.
+/// Checks that accesses to the first and the last byte find no memory.
 pub(super) fn is_gone(mapping: &Mapping) -> anyhow::Result<()> {
     for offset in [0, mapping.size().saturating_sub(1)] {
         let count = mapping.write_file(offset..offset.saturating_add(1), &file()?, 0);
@@ -26,7 +27,7 @@ pub(super) fn is_gone(mapping: &Mapping) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A file that the kernel copies to and from.
+/// Returns a file that the kernel copies to and from.
 fn file() -> anyhow::Result<File> {
     let file = memfd_create("access", MemfdFlags::CLOEXEC).context("memfd_create")?;
     Ok(file.into())

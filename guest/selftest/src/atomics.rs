@@ -10,10 +10,10 @@ const BLOCKS: u32 = 512;
 const THREADS: u32 = 1000;
 const ADDS: u64 = BLOCKS as u64 * THREADS as u64;
 
-/// What each thread moves over the link, in bytes: it reads the counter and writes it.
+/// Bytes that each thread moves over the link: it reads the counter and writes it.
 const BYTES_OF_AN_ADD: u64 = 2 * 8;
 
-/// What the counter holds before.
+/// Start value of the counter.
 const START: u64 = 1 << 40;
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {

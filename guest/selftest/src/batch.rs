@@ -1,5 +1,5 @@
-//! Many transfers at once, by a batch and by a queue: reads and writes mixed, and among them entries that cannot be done. Each
-//! has an outcome of its own.
+//! Many transfers at once, by a batch and by a queue: reads and writes mixed, with impossible ones
+//! among them. Each has its own outcome.
 
 mod images;
 
@@ -21,19 +21,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use self::images::{Images, Move, SLOT};
 use crate::{PAGE, Test};
 
-/// Transfers that are possible: more than the library keeps under way at once.
+/// Number of possible transfers: more than the library keeps in progress at once.
 const MOVES: u64 = 80;
 
-/// Of those, the ones that start and end within a block.
+/// Number of those that start and end within a block.
 const UNALIGNED: u64 = 8;
 
-/// Requests that the queue holds.
+/// Number of requests that the queue holds.
 const DEPTH: u32 = 8;
 
-/// How long a request may take.
+/// Time limit of a request.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-/// What became of a request.
+/// The outcome of a request.
 type Ended = peerbar_gds::Result<u64>;
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
@@ -55,7 +55,8 @@ fn all_at_once(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
     Ok(batch(requests.iter().cloned())?)
 }
 
-/// As an event loop would: push until the queue is full, take what has ended when its descriptor says so.
+/// Works as an event loop does: pushes until the queue is full, and takes finished requests when
+/// its descriptor says so.
 fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
     let mut queue = Queue::new(DEPTH)?;
     let mut indexes: BTreeMap<Ticket, usize> = BTreeMap::new();
@@ -97,7 +98,7 @@ fn take(
     )))
 }
 
-/// A request that must fail, or end early, and how.
+/// A request that must fail, or end early, and the expected outcome.
 struct Odd {
     request: Request,
     wanted: &'static str,
@@ -147,8 +148,8 @@ impl<'a> Bench<'a> {
         Images::store(round, MOVES, &self.disk.disk, &self.buffer)
     }
 
-    /// Possible transfers are peer to peer, each impossible one has its own error, whatever the others are. Returns how many bytes
-    /// that moves.
+    /// Checks that possible transfers are peer to peer, and that each impossible one has its own
+    /// error, whatever the others are. Returns the number of bytes moved.
     fn aligned(
         &self,
         carry: fn(&[Request]) -> anyhow::Result<Vec<Ended>>,
@@ -183,7 +184,7 @@ impl<'a> Bench<'a> {
         Ok(PAGE + moves.iter().map(|part| part.length).sum::<u64>())
     }
 
-    /// One of each kind that cannot be done as it is asked for.
+    /// Makes one request of each kind that cannot be executed as it is.
     fn odd(&self, other: &Gpu) -> anyhow::Result<Vec<Odd>> {
         let page = self.opened.allocate(SLOT)?;
         let [freed, revoked] = [self.opened.allocate(SLOT)?, self.opened.allocate(SLOT)?];
@@ -239,8 +240,9 @@ impl<'a> Bench<'a> {
         ])
     }
 
-    /// Of transfers that start and end within a block, the whole blocks are peer to peer and the rest bounces, to the byte:
-    /// the GPU's copy engine moves just that, and the disk the blocks that it is in, twice for a write.
+    /// Checks transfers that start and end within a block: the whole blocks are peer to peer and
+    /// the rest bounces, to the byte. The GPU's copy engine moves exactly that rest, and the disk
+    /// the blocks around it, twice for a write.
     fn unaligned(&self) -> anyhow::Result<()> {
         let file = self.disk.open_for(&self.opened, Policy::AllowBounce)?;
         let block = file.alignment().block;
@@ -284,7 +286,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Nothing waits for the requests, and yet none is half done once the queue is dropped.
+    /// Checks that no request is left half done when the queue is dropped, even though nothing
+    /// waits for the requests.
     fn dropped_queue(&self) -> anyhow::Result<()> {
         let mut images = self.images()?;
         let mut queue = Queue::new(DEPTH)?;

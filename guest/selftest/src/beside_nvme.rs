@@ -27,24 +27,24 @@ use crate::{Test, say};
 
 /// The module that makes the queues.
 pub(crate) const MODULE: &str = "peerbar_nvme_queues";
-/// The most commands of the GPU in progress.
+/// Limit of the GPU's commands in progress.
 const DEPTH: u16 = 32;
-/// Reads of a launch, and bytes of each.
+/// Number of reads of a launch, and bytes of each.
 const READS: u16 = 500;
 const READ_BYTES: u64 = 4096;
 const BYTES: u64 = READS as u64 * READ_BYTES;
-/// How long it may take from one completion to the next.
+/// Time limit from one completion to the next.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The same where none will come.
+/// The same if none will come.
 const SHORT_LIMIT: Duration = Duration::from_millis(300);
-/// How long a launch may take.
+/// Time limit of a launch.
 const TIME_OUT: Duration = Duration::from_secs(60);
-/// How long the GPU reads, at least.
+/// Minimum time for which the GPU reads.
 const MEASURED: Duration = Duration::from_secs(1);
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
 
-/// Queues that end while the GPU is idle.
+/// Tests queues that end while the GPU is idle.
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     let (guest, disk, gpu) = (test.guest, test.disk()?, test.gpu()?);
     let pattern = prepare(test)?;
@@ -60,13 +60,13 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Queues that end with commands of the GPU in progress.
+/// Tests queues that end with commands of the GPU in progress.
 pub(crate) fn amid_reads(test: &Test<'_>) -> anyhow::Result<()> {
     say(&AmidReads::new(test)?.ends()?);
     Ok(())
 }
 
-/// Likewise, on a disk that refuses to delete them.
+/// Returns the same, on a disk that refuses to delete them.
 pub(crate) fn refused(test: &Test<'_>) -> anyhow::Result<()> {
     say(&AmidReads::new(test)?.is_reset()?);
     Ok(())
@@ -83,7 +83,7 @@ fn prepare(test: &Test<'_>) -> anyhow::Result<Pattern> {
     Ok(pattern)
 }
 
-/// A GPU that reads the start of a disk by queues of its own.
+/// A GPU that reads the start of a disk by its own queues.
 struct Reader {
     doorbells: Doorbells,
     pair: QueuePair,
@@ -97,7 +97,7 @@ struct Reader {
 impl Reader {
     fn make(disk: &Controller, gpu: &Gpu, pattern: Pattern) -> anyhow::Result<Self> {
         let gpu = gpu.open()?;
-        // A queue with all but one of its entries in use is full.
+        // A queue is full when all entries except one are in use.
         let queue = GpuQueue::allocate(&gpu, DEPTH + 1, READS)?;
         let buffer = gpu.allocate(BYTES)?;
         let queues = DiskQueues::open(&disk.node)?;
@@ -126,13 +126,13 @@ impl Reader {
         })
     }
 
-    /// Deletes the disk's queues and then frees the memory that they are in.
+    /// Deletes the disk's queues and then frees their memory.
     fn release(self) {
         drop((self.doorbells, self.pair));
         self.queue.release();
     }
 
-    /// One launch; every read must succeed.
+    /// Runs one launch. Every read must succeed.
     fn read(&mut self) -> anyhow::Result<()> {
         self.queue
             .submit(&self.doorbells, 1, &self.requests, LIMIT)?;
@@ -158,7 +158,7 @@ impl Reader {
         Ok(self.pattern.verify(0, &seen)?)
     }
 
-    /// A launch by queues that the disk does not have: why it failed.
+    /// Runs a launch by queues that the disk does not have. Returns its error.
     fn fails_to_read(&mut self) -> anyhow::Result<Error> {
         let submitted = self
             .queue
@@ -169,7 +169,8 @@ impl Reader {
         }
     }
 
-    /// The disk has forgotten the queues, but not the doorbells: the GPU waits until its limit.
+    /// Checks that the GPU waits until its limit: the disk has forgotten the queues, but not the
+    /// doorbells.
     fn reads_until_its_limit(&mut self) -> anyhow::Result<()> {
         match self.fails_to_read()? {
             Error::Fault(Fault::TimeOut) => Ok(()),
@@ -177,7 +178,7 @@ impl Reader {
         }
     }
 
-    /// The doorbells are revoked: the GPU's driver takes no launch.
+    /// Checks that the GPU's driver accepts no launch, since the doorbells are revoked.
     fn is_not_launched(&mut self) -> anyhow::Result<()> {
         driver_refused::<()>(Err(self.fails_to_read()?), libc::ENODEV).context("a launch")
     }
@@ -192,19 +193,19 @@ impl Reader {
     }
 }
 
-/// What both have done.
+/// The work of GPU and Linux.
 struct Done {
     launches: u64,
     /// The GPU's queue pair of the disk.
     queue: u16,
     doorbells: u64,
-    /// Whether the doorbells reach the disk by way of the root, where QEMU passes them on.
+    /// `true` if the doorbells reach the disk through the root, where QEMU passes them on.
     through_root: bool,
-    /// Transfers of Linux.
+    /// Number of transfers of Linux.
     linux: u64,
 }
 
-/// The GPU and Linux use the disk at once. Says what they did.
+/// Lets the GPU and Linux use the disk at once. Reports their work.
 fn beside_linux(
     guest: &GuestContext,
     (disk, gpu): (&Controller, &Gpu),
@@ -243,7 +244,8 @@ fn beside_linux(
     Ok(())
 }
 
-/// Has the GPU read while Linux is at it, too; launches, and their time.
+/// Lets the GPU read while Linux reads and writes, too. Returns the number of launches, and their
+/// time.
 fn read_for_some_time(reader: &mut Reader, linux: &Progress) -> anyhow::Result<(u64, Duration)> {
     let begun = Instant::now();
     let mut launches = 0;
@@ -254,8 +256,8 @@ fn read_for_some_time(reader: &mut Reader, linux: &Progress) -> anyhow::Result<(
     Ok((launches, begun.elapsed()))
 }
 
-/// The counters must show that the GPU's commands came out of its memory, and Linux' out of guest RAM, and that the GPU alone wrote the
-/// doorbells of its queue; in words, what they show of those.
+/// Checks that the GPU's commands came out of its memory and Linux' out of guest RAM, and that only
+/// the GPU wrote the doorbells of its queue. Returns, in words, what the counters show of those.
 fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Result<&'static str> {
     let failures = traffic.failures();
     ensure!(
@@ -298,7 +300,8 @@ fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Res
     doorbells_of_the_queue(traffic, disk, done)
 }
 
-/// QEMU passes the GPU's doorbells on through the root. All that it writes beyond these for that queue are of the guest's processors.
+/// Checks the doorbells of a queue. QEMU passes the GPU's doorbells on through the root, so the
+/// guest's processors have written the rest.
 fn doorbells_of_the_queue(
     traffic: &Traffic,
     disk: u32,
@@ -318,7 +321,7 @@ fn doorbells_of_the_queue(
     Ok("no doorbell of a processor for the GPU's queue")
 }
 
-/// nvme resets the disk, which forgets all queues. Others can be made.
+/// Checks that queues are forgotten when nvme resets the disk, and that others can be made.
 fn forgets_by_reset(
     guest: &GuestContext,
     disk: &Controller,
@@ -342,7 +345,7 @@ fn forgets_by_reset(
     Ok(())
 }
 
-/// The program revokes the memory, which the disk may be writing to.
+/// Revokes memory that the disk may be writing to.
 fn loses_revoked_memory(
     guest: &GuestContext,
     disk: &Controller,
@@ -356,7 +359,7 @@ fn loses_revoked_memory(
     linux_works(guest, disk)
 }
 
-/// nvme leaves the disk while the GPU has queues, and comes back.
+/// Checks that nvme can leave the disk while the GPU has queues, and come back.
 fn leaves_with_nvme(
     guest: &GuestContext,
     disk: &Controller,
@@ -418,7 +421,7 @@ mod tests {
         }
     }
 
-    /// What the devices count when both do what [`DONE`] says.
+    /// Judges the devices' counts if both have done the work in [`DONE`].
     fn judged(change: impl FnOnce(&mut Traffic)) -> Result<(), String> {
         judged_as(&DONE, change).map(|_| ())
     }
@@ -439,7 +442,7 @@ mod tests {
         judge(&traffic, (DISK, GPU), done).map_err(|error| error.to_string())
     }
 
-    /// The disk's events, with those doorbells by way of QEMU.
+    /// Returns the disk's events, with those doorbells through QEMU.
     fn events(interrupts: u64, doorbells: &[(u16, u64)]) -> DeviceEvents {
         DeviceEvents {
             interrupts,

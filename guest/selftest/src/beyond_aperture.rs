@@ -1,4 +1,4 @@
-//! A GPU with more VRAM than its aperture shows: what the aperture does not show is memory all the same.
+//! A GPU with more VRAM than its aperture exposes: the rest must be usable, too.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const TIME_OUT: Duration = Duration::from_secs(20);
 /// Pages of the GPU, in bytes.
 const GPU_PAGE: u64 = 64 << 10;
 
-/// What is filled and copied in bytes, and where in a buffer it comes to lie.
+/// Bytes that are filled and copied, and their offset in a buffer.
 const BYTES: u64 = 4096;
 const TARGET: u64 = 0x8000;
 
@@ -48,8 +48,9 @@ fn is_too_much(gpu: &Gpu, bytes: u64) -> anyhow::Result<()> {
         .with_context(|| format!("an allocation of {bytes} bytes"))
 }
 
-/// With as much allocated as the aperture could show, and not shown, the next buffer lies beyond that much of VRAM; and yet
-/// the processor finds it in the BAR.
+/// Checks that a window exposes all of VRAM. After an allocation as large as the aperture, which is
+/// not exposed, the next buffer lies beyond that offset in VRAM, and the processor still finds it
+/// in the BAR.
 fn a_window_shows_all_of_it(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
     let aperture = opened.properties().aperture_bytes;
     let hidden = Node::open(gpu)?;
@@ -70,7 +71,8 @@ fn a_window_shows_all_of_it(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()>
     expect_mark(&back, 1)
 }
 
-/// The driver allocates only what peers can reach; the device's own commands reach all of it.
+/// Checks that commands can access VRAM beyond the aperture. The driver allocates only memory that
+/// peers can access; the device's own commands can access all of it.
 fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
     let buffer = opened.allocate(GPU_PAGE)?;
     let base = buffer.placement(0)?.vram_offset;
@@ -112,7 +114,7 @@ fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> any
     expect_mark(&buffer, BYTES / 8)
 }
 
-/// This many marks, and zeros before and after them.
+/// Checks that the buffer has this many marks, and zeros before and after them.
 fn expect_mark(buffer: &Buffer, marks: u64) -> anyhow::Result<()> {
     for (offset, right) in [
         (TARGET - 8, 0),

@@ -1,5 +1,5 @@
-//! A command channel of a GPU that is driven from here, past its driver, so that it can be given what no driver gives
-//! (devices/gpu/INTERFACE.md, Channels and Commands).
+//! A command channel of a GPU that is driven from here, without its driver, so that it can be given
+//! commands that no driver gives (devices/gpu/INTERFACE.md, Channels and Commands).
 
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use anyhow::Context;
 use peerbar_agent::registers::Registers;
 
-/// The channel that is driven: the last, for the driver takes them from the first on.
+/// The channel that is driven: the last, since the driver uses them from the first on.
 pub(crate) const NUMBER: u32 = 15;
 
 /// Its MSI-X vector, and that of the whole device.
@@ -35,7 +35,7 @@ const CONTROL: usize = CHANNEL + 0x10;
 const HEAD: usize = CHANNEL + 0x18;
 const DOORBELL: usize = 0x8000 + 0x40 * NUMBER as usize;
 
-/// Where a ring lies, and how many entries it has, valid or not.
+/// The location of a ring, and its number of entries, valid or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     pub(crate) address: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Ring {
 pub(crate) enum ChannelState {
     Off,
     On,
-    /// With a fault code.
+    /// Error, with a fault code.
     Error(u8),
     /// Anything else, as it was read.
     Other(u32),
@@ -61,7 +61,7 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// The one of the GPU whose directory in sysfs is `pci`. Nothing else may use the channel.
+    /// Takes the channel of the GPU whose directory in sysfs is `pci`. Nothing else may use it.
     pub(crate) fn of(pci: &Path) -> anyhow::Result<Self> {
         Ok(Channel {
             registers: Registers::map(pci)?,
@@ -107,13 +107,13 @@ impl Channel {
         })
     }
 
-    /// Entries taken since the enable.
+    /// Returns the number of entries taken since the enable.
     pub(crate) fn head(&self) -> anyhow::Result<u32> {
         let [head, _] = halves(self.registers.read(HEAD)?);
         Ok(head)
     }
 
-    /// Faults of the whole device since its reset.
+    /// Returns the number of faults of the whole device since its reset.
     pub(crate) fn faults(&self) -> anyhow::Result<u32> {
         let [faults, _] = halves(self.registers.read(FAULTS)?);
         Ok(faults)

@@ -1,5 +1,5 @@
-//! One disk's data goes through GPU memory to another disk, and only the GPU processes it: every kernel, in launches of
-//! many shapes, against a slow model of them.
+//! One disk's data goes through GPU memory to another disk, and only the GPU processes it: every
+//! kernel, in launches of many shapes, compared with a slow model.
 
 use std::fs::File;
 
@@ -14,11 +14,12 @@ use peerbar_report::Buffer as Through;
 
 use crate::{PAGE, Test};
 
-/// The most elements of a launch, and their size in bytes.
+/// Maximum number of elements of a launch, and their size in bytes.
 const ELEMENTS: usize = 1 << 18;
 const BYTES: u64 = 4 * ELEMENTS as u64;
 
-/// More threads than elements, as many, and fewer; one block, one thread in a block, and what no block divides.
+/// More threads than elements, as many, and fewer; one block, one thread in a block, and a number
+/// that no block divides.
 const SHAPES: [Shape; 6] = [
     shape(1, 1, 1),
     shape(1000, 1, 1000),
@@ -28,12 +29,12 @@ const SHAPES: [Shape; 6] = [
     shape(ELEMENTS as u64, 256, 1024),
 ];
 
-/// Where the results are written on their disk, behind the vectors if those are on the same one.
+/// Offset of the results on their disk, behind the vectors if those are on the same one.
 const RESULTS: u64 = 2 * BYTES;
 
 const FACTOR: f32 = -1.7;
 
-/// What a sum holds before, and what each counter of a histogram does.
+/// Initial value of a sum, and of each counter of a histogram.
 const STALE: f32 = 1.0e9;
 const COUNTED: u32 = 3;
 
@@ -45,7 +46,7 @@ const fn shape(elements: u64, grid: u32, block: u32) -> Shape {
     }
 }
 
-/// Bytes of a vector of the shape, as whole pages.
+/// Returns the bytes of a vector of the shape, in whole pages.
 fn bytes_of(shape: Shape) -> u64 {
     shape.elements.saturating_mul(4).next_multiple_of(PAGE)
 }
@@ -87,7 +88,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same kernel where one addend is in VRAM, the other and the sum in guest RAM.
+/// Runs the same kernel with one addend in VRAM, the other and the sum in guest RAM.
 fn in_host_memory(guest: &GuestContext, gpu: &gpus::Gpu, vectors: &Vectors) -> anyhow::Result<()> {
     let shape = shape(ELEMENTS as u64, 256, 1024);
     let opened = gpu.open()?;
@@ -137,8 +138,8 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Brings the vectors, launches every kernel, and writes the memory to the disk; returns the result of
-    /// the reduction.
+    /// Reads the vectors, launches every kernel, and writes the memory to the disk. Returns the
+    /// result of the reduction.
     fn run(&self, shape: Shape) -> anyhow::Result<u64> {
         let bytes = bytes_of(shape);
         for (buffer, offset) in [(&self.x, 0), (&self.y, BYTES)] {
@@ -181,14 +182,14 @@ impl<'a> Work<'a> {
     }
 }
 
-/// What the first disk holds.
+/// The content of the first disk.
 struct Vectors {
     x: Vec<f32>,
     y: Vec<f32>,
 }
 
 impl Vectors {
-    /// Other ones in each round.
+    /// Makes different vectors in each round.
     fn fresh(round: u64) -> Self {
         Vectors {
             x: launch::numbers(round, 0, ELEMENTS),
@@ -200,7 +201,8 @@ impl Vectors {
         [bytes(&self.x), bytes(&self.y)].concat()
     }
 
-    /// Compares the results of a launch of each kernel on `disk`, and the sum of the words, with the model.
+    /// Compares the results on `disk` of a launch of each kernel, and the sum of the words, with
+    /// the model.
     fn verify(&self, shape: Shape, disk: &File, word_sum: u64) -> anyhow::Result<()> {
         let length = usize::try_from(bytes_of(shape))?;
         let (x, y) = (&self.x, &self.y);
@@ -226,7 +228,7 @@ impl Vectors {
     }
 }
 
-/// Compares as much as there is of both.
+/// Compares as much as both have.
 fn same(name: &str, right: &[u8], seen: &[u8]) -> anyhow::Result<()> {
     let wrong = right
         .iter()

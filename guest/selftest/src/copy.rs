@@ -1,4 +1,4 @@
-//! The GPU's copy engine: from GPU memory to somewhere else and back.
+//! The GPU's copy engine: from GPU memory to other memory and back.
 
 use anyhow::{Context, ensure};
 use peerbar_agent::checks::route::judge;
@@ -14,10 +14,11 @@ use crate::Test;
 /// Sizes of the copies in KiB.
 const SIZES: [u32; 4] = [4, 60, 1 << 10, 16 << 10];
 
-/// How long copies may take.
+/// Time limit for copies.
 const TIME_OUT: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// Takes a GPU, a disk whose CMB is the other memory, if it is not guest RAM, and the size of the largest copy in KiB.
+/// Takes a GPU, a disk whose CMB is the other memory, if it is not guest RAM, and the size of the
+/// largest copy in KiB.
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     let guest = test.guest;
     let gpu = test.gpu()?;
@@ -78,7 +79,7 @@ impl Path<'_> {
         Ok(())
     }
 
-    /// Submits both copies and waits as an event loop would, by a descriptor.
+    /// Submits both copies and waits as an event loop does, by a descriptor.
     fn there_and_back(&self, size: u64) -> anyhow::Result<()> {
         let events = self.gpu.eventfd()?;
         let (vram, back) = (self.vram.span(..size)?, self.back.span(..size)?);
@@ -103,7 +104,7 @@ impl Path<'_> {
             .try_for_each(|fence| Ok(finished(&fence?)?))
     }
 
-    /// What is there after both copies, and what is in the other memory in between.
+    /// Checks the data after both copies, and the data in the other memory in between.
     fn verify(&self, pattern: Pattern, size: u64) -> anyhow::Result<()> {
         let mut seen = vec![0; usize::try_from(size)?];
         self.other.mapping().read(0, &mut seen)?;
@@ -113,7 +114,7 @@ impl Path<'_> {
     }
 }
 
-/// The outcome of a command of which the eventfd has said that it is done.
+/// Returns the outcome of a command that is done according to the eventfd.
 fn finished(fence: &Fence) -> peerbar_gds::Result<()> {
     fence.wait(std::time::Duration::ZERO).map(drop)
 }

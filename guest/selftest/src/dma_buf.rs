@@ -1,5 +1,5 @@
-//! The GPU's copy engine and memory that another exporter shares as a dma-buf: a program (udmabuf), or the
-//! driver of a device in user space (vfio-pci), which can revoke it at any time.
+//! The GPU's copy engine and memory that another exporter shares as a dma-buf: a program (udmabuf),
+//! or the driver of a device in user space (vfio-pci), which can revoke it at any time.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,12 @@ use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding};
 use crate::expect::driver_refused;
 use crate::{Test, udmabuf};
 
-/// Waits that are under way when the exporter is reset, and how long each would last.
+/// Number of waits in progress when the exporter is reset, and the duration of each.
 const WAITS: usize = 20;
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long that reset may take: the GPU's driver gives commands 10 s, whatever their limits. The rest is for a slow host.
+/// Time limit of that reset: the GPU's driver gives commands 10 s, whatever their limits. The rest
+/// is for a slow host.
 const RESET_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
@@ -41,8 +42,8 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     judge(&with, &[gpu.share(bench.bytes)], bench.watch.traffic()?)
 }
 
-/// Waits for a word that never comes are under way when the exporter does `work`, which is not held up by them: they fail.
-/// A command behind them that uses other memory is done.
+/// Runs `work` of the exporter while waits for a word that never comes are in progress. The waits
+/// must fail without delaying it, and a command behind them that uses other memory must succeed.
 fn amid_waits(
     copies: &DmaBufCopies<'_>,
     imported: &ImportedBuffer,
@@ -75,7 +76,7 @@ fn amid_waits(
     Ok(())
 }
 
-/// Fails unless a copy out of it is refused, with ENODEV.
+/// Checks that a copy out of it is refused, with ENODEV.
 pub(crate) fn is_refused(
     copies: &DmaBufCopies<'_>,
     imported: &ImportedBuffer,

@@ -1,5 +1,5 @@
-//! Graphics cards of the guest, as virtio-gpu: their buffers, and dma-bufs of them (Linux, include/uapi/drm/drm.h and
-//! include/uapi/drm/drm_mode.h).
+//! Graphics cards of the guest, such as virtio-gpu: their buffers, and dma-bufs of them (Linux,
+//! include/uapi/drm/drm.h and include/uapi/drm/drm_mode.h).
 
 #![expect(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::ptr::null_mut;
 use anyhow::{Context, bail};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-/// Where Linux has one file for each graphics card.
+/// The folder where Linux has one file for each graphics card.
 const NODES: &str = "/dev/dri";
 
 /// A picture of this width has rows of 4 KiB.
@@ -30,7 +30,8 @@ const FD_TO_HANDLE: Opcode = opcode::read_write::<PrimeHandle>(b'd', 0x2e);
 /// `DRM_IOCTL_MODE_CREATE_DUMB`, of [`DumbBuffer`].
 const CREATE_DUMB: Opcode = opcode::read_write::<DumbBuffer>(b'd', 0xb2);
 
-/// `struct drm_version`. A text that is longer than its buffer is cut, and its length is the whole one then.
+/// `struct drm_version`. A text that is longer than its buffer is cut, but its length is that of
+/// the whole text.
 #[repr(C)]
 struct Version {
     numbers: [c_int; 3],
@@ -63,7 +64,8 @@ struct DumbBuffer {
     size: u64,
 }
 
-/// The card, opened. Closing it takes its handles of buffers away, and no memory that a dma-buf still stands for.
+/// The card, opened. Closing it releases its handles of buffers, but no memory that a dma-buf still
+/// refers to.
 #[derive(Debug)]
 pub(crate) struct Card(File);
 
@@ -108,8 +110,8 @@ impl Card {
         Ok(name.get(..version.name_len) == Some(driver.as_bytes()))
     }
 
-    /// A new buffer of `bytes` bytes, whole pages: its handle, and a dma-buf of it. It is freed with the card or the dma-buf,
-    /// whichever is closed last.
+    /// Makes a buffer of `bytes` bytes, whole pages. Returns its handle, and a dma-buf of it. It is
+    /// freed with the card or the dma-buf, whichever is closed last.
     pub(crate) fn make(&self, bytes: u64) -> anyhow::Result<(u32, OwnedFd)> {
         let mut buffer = DumbBuffer {
             height: u32::try_from(bytes / ROW)?,
@@ -119,7 +121,7 @@ impl Card {
         };
         // SAFETY: the number names this structure, which is plain numbers.
         let request = unsafe { Updater::<CREATE_DUMB, DumbBuffer>::new(&mut buffer) };
-        // SAFETY: the kernel touches nothing but the structure.
+        // SAFETY: the kernel accesses only the structure.
         unsafe { ioctl(&self.0, request) }.context("the card makes no buffer")?;
         let dma_buf = self.export(buffer.handle);
         Ok((
@@ -136,13 +138,14 @@ impl Card {
         };
         // SAFETY: the number names this structure, which is plain numbers.
         let request = unsafe { Updater::<HANDLE_TO_FD, PrimeHandle>::new(&mut exported) };
-        // SAFETY: the kernel touches nothing but the structure.
+        // SAFETY: the kernel accesses only the structure.
         unsafe { ioctl(&self.0, request) }?;
-        // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns it.
+        // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else
+        // owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(exported.fd) })
     }
 
-    /// Makes a dma-buf of another exporter a buffer of this card, until the card is closed.
+    /// Makes another exporter's dma-buf a buffer of this card, until the card is closed.
     pub(crate) fn import(&self, dma_buf: impl AsFd) -> io::Result<()> {
         let mut imported = PrimeHandle {
             handle: 0,
@@ -151,12 +154,14 @@ impl Card {
         };
         // SAFETY: the number names this structure, which is plain numbers.
         let request = unsafe { Updater::<FD_TO_HANDLE, PrimeHandle>::new(&mut imported) };
-        // SAFETY: the kernel touches nothing but the structure, and takes a reference of its own to the dma-buf.
+        // SAFETY: the kernel accesses only the structure, and takes its own reference to the
+        // dma-buf.
         Ok(unsafe { ioctl(&self.0, request) }?)
     }
 }
 
-/// Whether a file there is a card's own, not one for rendering only, nor a directory of links.
+/// Returns `true` if a file there is a card's own, not one for rendering only, nor a directory of
+/// links.
 fn is_card(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str);
     name.is_some_and(|name| name.starts_with("card"))

@@ -1,4 +1,4 @@
-//! What tests expect of the GPU, of its driver and of the kernel.
+//! Expectations of tests about the GPU, its driver and the kernel.
 
 use std::fmt::Debug;
 use std::io;
@@ -10,7 +10,7 @@ use crate::load::GPU_PAGE;
 
 const MARK: u64 = 0x7070_7070_7070_7070;
 
-/// Fails unless the kernel has refused it with `errno`.
+/// Checks that the kernel has refused the request with `errno`.
 pub(crate) fn refused<T: Debug>(outcome: io::Result<T>, errno: i32) -> anyhow::Result<()> {
     match outcome {
         Err(error) if error.raw_os_error() == Some(errno) => Ok(()),
@@ -18,7 +18,7 @@ pub(crate) fn refused<T: Debug>(outcome: io::Result<T>, errno: i32) -> anyhow::R
     }
 }
 
-/// Fails unless the GPU's driver has refused it with `errno`.
+/// Checks that the GPU's driver has refused the request with `errno`.
 pub(crate) fn driver_refused<T: Debug>(outcome: Result<T>, errno: i32) -> anyhow::Result<()> {
     match outcome {
         Err(Error::Driver { source, .. }) => refused::<()>(Err(source), errno),
@@ -26,14 +26,14 @@ pub(crate) fn driver_refused<T: Debug>(outcome: Result<T>, errno: i32) -> anyhow
     }
 }
 
-/// Fails unless the GPU finds the same bytes in both.
+/// Checks that the GPU finds the same bytes in both.
 pub(crate) fn same(gpu: &Gpu, seen: Span<'_>, right: Span<'_>) -> anyhow::Result<()> {
     let different = gpu.compare(seen, right)?;
     ensure!(different.is_none(), "byte {different:?} of it is wrong");
     Ok(())
 }
 
-/// Fails unless the GPU gives memory, fills, copies and compares it.
+/// Checks that the GPU allocates, fills, copies and compares memory.
 pub(crate) fn works(gpu: &Gpu) -> anyhow::Result<()> {
     let (first, second) = (gpu.allocate(GPU_PAGE)?, gpu.allocate(GPU_PAGE)?);
     gpu.fill(first.span(..)?, MARK)?;
@@ -41,7 +41,7 @@ pub(crate) fn works(gpu: &Gpu) -> anyhow::Result<()> {
     same(gpu, second.span(..)?, first.span(..)?)
 }
 
-/// Takes all memory that there is.
+/// Allocates all free memory.
 pub(crate) fn take_all(gpu: &Gpu) -> Vec<Buffer> {
     let mut buffers = Vec::new();
     for size in [16 << 20, 1 << 20, GPU_PAGE] {
@@ -52,7 +52,7 @@ pub(crate) fn take_all(gpu: &Gpu) -> Vec<Buffer> {
     buffers
 }
 
-/// How many bytes `buffers` have.
+/// Returns the total size of `buffers` in bytes.
 pub(crate) fn sizes(buffers: &[Buffer]) -> u64 {
     buffers.iter().map(Buffer::size).sum()
 }

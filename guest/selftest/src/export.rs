@@ -1,5 +1,6 @@
-//! The GPU's memory as dma-bufs, by each policy and for each kind of importer. The importers are those of a kernel module,
-//! which uses no hardware; that the memory is still there is seen by another GPU, which imports it too.
+//! The GPU's memory as dma-bufs, by each policy and for each kind of importer. The importers are
+//! those of a kernel module, which uses no hardware. Another GPU, which imports the memory too,
+//! checks that it is still there.
 
 mod killed;
 mod unbound;
@@ -64,7 +65,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     judge(&through, &[other.share(copied)], watch.traffic()?)
 }
 
-/// The GPU whose memory it is, and the module that imports it for the PCI function of another.
+/// The GPU whose memory it is, and the module that imports it for the PCI function of another one.
 struct Bench<'a> {
     guest: &'a GuestContext,
     gpu: &'a gpus::Gpu,
@@ -77,7 +78,7 @@ impl Bench<'_> {
         self.importer.attach(dma_buf, kind, Some(self.function))
     }
 
-    /// Attaches, pins where that is all that an importer of this kind can do, and maps.
+    /// Attaches, pins if that is all that an importer of this kind can do, and maps.
     fn import(&self, dma_buf: &OwnedFd, kind: Kind) -> io::Result<Import<'_>> {
         let import = self.attach(dma_buf, kind)?;
         if kind == Kind::Pinning {
@@ -88,7 +89,8 @@ impl Bench<'_> {
     }
 }
 
-/// Each kind of importer gets the memory by the policies that permit it, and EOPNOTSUPP by the others.
+/// Checks that each kind of importer gets the memory by the policies that permit it, and EOPNOTSUPP
+/// by the others.
 fn permitted_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     for policy in POLICIES {
@@ -121,7 +123,8 @@ fn refused_for_a_window(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Importers are notified, whether they have pinned or not, and it is over with the memory.
+/// Checks that importers are notified, whether they have pinned or not, and that they lose the
+/// memory.
 fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let dma_buf = buffer.export()?;
@@ -133,7 +136,8 @@ fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
         "a mapping of a dma-buf shows no memory"
     );
     match pinned.pin() {
-        // A kernel on which an importer cannot say that it can be notified nevertheless.
+        // On some kernels an importer that has pinned cannot declare that it can be notified
+        // nevertheless.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
         other => other?,
     }
@@ -147,7 +151,7 @@ fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
         .context("attaching to what is revoked")
 }
 
-/// A revoke is refused while a pin or a mapping is left, and then has no effect.
+/// Checks that a revoke is refused without any effect while a pin or a mapping is left.
 fn kept_while_pinned(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let (dma_buf, revocable) = (buffer.export_as(ExportPolicy::Pinned)?, buffer.export()?);
@@ -174,14 +178,14 @@ fn kept_while_pinned(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A revocable dma-buf, with its buffer.
+/// Makes a revocable dma-buf, with its buffer.
 fn buffer_of(gpu: &Gpu) -> anyhow::Result<(Buffer, OwnedFd)> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let dma_buf = buffer.export()?;
     Ok((buffer, dma_buf))
 }
 
-/// A mapping keeps the memory if its importer cannot be notified.
+/// Checks that a mapping keeps the memory if its importer cannot be notified.
 fn kept_while_mapped(bench: &Bench<'_>, gpu: &Gpu, kind: Kind) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let dma_buf = buffer.export_as(ExportPolicy::Static)?;
@@ -207,7 +211,7 @@ fn is_notified(import: &Import<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It can neither be pinned nor mapped again.
+/// Checks that it can neither be pinned nor mapped again.
 fn is_gone(import: &Import<'_>) -> anyhow::Result<()> {
     refused(import.pin(), libc::ENODEV).context("pinning what is revoked")?;
     refused(import.map(), libc::ENODEV).context("mapping what is revoked")

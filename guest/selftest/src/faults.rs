@@ -1,4 +1,5 @@
-//! Channels that misbehave get an error from the GPU and its driver, and other channels are not affected.
+//! Channels that misbehave get an error from the GPU and its driver, and other channels are not
+//! affected.
 
 mod past_driver;
 mod requests;

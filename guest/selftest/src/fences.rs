@@ -9,10 +9,11 @@ use crate::{Test, vgem};
 
 const BYTES: u64 = 64 << 10;
 
-/// How long the return of the memory may take.
+/// Time limit for the return of the memory.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-/// What the driver would need to return it. vgem's fences expire 10 s after they are made, and a revoke takes half of that.
+/// The time that the driver would need to return it. vgem's fences expire 10 s after they are made,
+/// and a revoke takes half of that.
 const MOMENT: Duration = Duration::from_millis(300);
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
@@ -32,7 +33,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     drop((dma_buf, buffer));
     let uevents = &guest.uevents;
     for fence in fences {
-        // Too early a return would take effect after a moment.
+        // A return that comes too early would take effect after a moment.
         let returned = uevents.wait_for(MOMENT, || gpu.check_free_vram(before));
         fence.signal()?;
         ensure!(

@@ -1,4 +1,4 @@
-//! Work in a child process, where it may die.
+//! Runs work in a child process, where it may die.
 
 #![expect(unsafe_code)]
 
@@ -8,11 +8,14 @@ use std::process::ExitStatus;
 
 use anyhow::{Context, bail};
 
-/// Does `work` in a child, and returns how the child ended: with `work`'s result as its exit code, or by a signal.
+/// Runs `work` in a child, and returns the child's status: the result of `work` as its exit code,
+/// or a signal.
 ///
-/// The child has only this thread: `work` must take no lock and no memory, so it does loads, stores and system calls.
+/// The child has only this thread: `work` must take no lock and allocate no memory, so it makes
+/// only loads, stores and system calls.
 pub(crate) fn in_child(work: impl FnOnce() -> u8) -> anyhow::Result<ExitStatus> {
-    // SAFETY: the child does nothing but `work`, which is as the documentation demands, and leaves at once.
+    // SAFETY: the child only runs `work`, which is as the documentation demands, and leaves at
+    // once.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(io::Error::last_os_error()).context("cannot fork"),
@@ -28,7 +31,7 @@ pub(crate) fn in_child(work: impl FnOnce() -> u8) -> anyhow::Result<ExitStatus> 
 fn wait(child: libc::pid_t) -> anyhow::Result<ExitStatus> {
     loop {
         let mut status = 0;
-        // SAFETY: the call writes to `status` alone.
+        // SAFETY: the call writes only to `status`.
         let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
         if ended == child {
             return Ok(ExitStatus::from_raw(status));

@@ -1,4 +1,5 @@
-//! A GPU with queues of a disk that Linux' driver keeps, which reads what the disk holds back by its rules.
+//! A GPU with queues of a disk that Linux' driver keeps. It reads blocks whose reads the disk holds
+//! back by its rules.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,9 +20,10 @@ pub(crate) struct HeldBackReader {
 }
 
 impl HeldBackReader {
-    /// Has the controller `disk`, with blocks of `block` bytes, make a pair of queues for `depth` commands in progress.
+    /// Makes a pair of queues of the controller `disk`, with blocks of `block` bytes, for `depth`
+    /// commands in progress.
     pub(crate) fn make(gpu: &Gpu, disk: &Path, (depth, block): (u16, u64)) -> anyhow::Result<Self> {
-        // A queue with all but one of its entries in use is full.
+        // A queue is full when all entries except one are in use.
         let queue = GpuQueue::allocate(gpu, depth.saturating_add(1), requests(depth))?;
         let firsts = firsts(depth, block);
         let data = gpu.allocate(READ_BYTES.saturating_mul(u64::try_from(firsts.len())?))?;
@@ -43,17 +45,17 @@ impl HeldBackReader {
         })
     }
 
-    /// Has the GPU begin to read.
+    /// Lets the GPU begin to read.
     pub(crate) fn launch(&mut self) -> peerbar_gds::Result<()> {
         self.queue.submit(&self.doorbells, 1, &self.requests, LIMIT)
     }
 
-    /// How the reads have ended.
+    /// Returns the statuses of the reads.
     pub(crate) fn statuses(&mut self, time_out: Duration) -> peerbar_gds::Result<Vec<u16>> {
         self.queue.wait(time_out)
     }
 
-    /// Has the disk delete the queues; what remains.
+    /// Deletes the queues of the disk. Returns the rest.
     pub(crate) fn delete(self) -> DeletedReader {
         drop((self.doorbells, self.pair));
         DeletedReader {
@@ -63,19 +65,19 @@ impl HeldBackReader {
     }
 }
 
-/// What a reader keeps once its queues are deleted.
+/// The rest of a reader whose queues are deleted.
 pub(crate) struct DeletedReader {
     queue: GpuQueue,
     pub(crate) data: Buffer,
 }
 
 impl DeletedReader {
-    /// The memory of the queues.
+    /// Returns the memory of the queues.
     pub(crate) fn queue_memory(&self) -> &Buffer {
         self.queue.memory()
     }
 
-    /// How the reads have ended.
+    /// Returns the statuses of the reads.
     pub(crate) fn statuses(&mut self, time_out: Duration) -> peerbar_gds::Result<Vec<u16>> {
         self.queue.wait(time_out)
     }

@@ -1,10 +1,11 @@
-//! How often a device has interrupted, as `/proc/interrupts` counts.
+//! Counts of a device's interrupts, from `/proc/interrupts`.
 
 use std::fs;
 
 use anyhow::{Context, ensure};
 
-/// Interrupts of MSI-X vector `vector` of the PCI device at `address`, on all processors, since the kernel started.
+/// Returns the interrupts of MSI-X vector `vector` of the PCI device at `address`, on all
+/// processors, since the kernel started.
 pub(crate) fn count(address: &str, vector: u32) -> anyhow::Result<u64> {
     let text = fs::read_to_string("/proc/interrupts").context("cannot read /proc/interrupts")?;
     find(&text, address, vector)

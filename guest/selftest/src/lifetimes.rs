@@ -9,7 +9,7 @@ use crate::Test;
 use crate::load::{GPU_PAGE, memory_is_back};
 use crate::user::GpuUser;
 
-/// Processes that are killed one after the other, and two at once.
+/// Number of processes that are killed one after the other, and of those at once.
 const KILLS: u32 = 4;
 
 const MARK: u64 = 0x6b6b_6b6b_6b6b_6b6b;
@@ -37,7 +37,8 @@ fn kill_under_load(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
     users.into_iter().try_for_each(GpuUser::kill)
 }
 
-/// A process that received the GPU's descriptor and mapped a buffer keeps the memory when all files are closed.
+/// Checks that a process that received the GPU's descriptor and mapped a buffer keeps the memory
+/// when all files are closed.
 fn a_mapping_outlives_the_files(guest: &GuestContext, gpu: &Gpu) -> anyhow::Result<()> {
     let opened = gpu.open()?;
     let buffer = opened.allocate(GPU_PAGE)?;
@@ -82,7 +83,7 @@ fn channels_run_out_and_come_back(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing waits for the commands, and their buffers are freed at once.
+/// Checks commands that nothing waits for, and whose buffers are freed at once.
 fn closed_with_commands_under_way(guest: &GuestContext, gpu: &Gpu) -> anyhow::Result<()> {
     const BYTES: u64 = 8 << 20;
     let opened = gpu.open()?;

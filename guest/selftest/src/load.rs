@@ -1,4 +1,4 @@
-//! What the checks of the GPU's driver share: a load of copies, and the wait until all memory is free.
+//! Shared parts of the tests: a load of copies, and the wait until all memory is free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ use crate::expect::same;
 /// Pages of the GPU, in bytes.
 pub(super) const GPU_PAGE: u64 = 64 << 10;
 
-/// How long memory may take to be free once its last handle is closed: its last user may be a worker of the kernel.
+/// Time limit for memory to be free once its last handle is closed: its last user may be a worker
+/// of the kernel.
 pub(super) const TIME_OUT: Duration = Duration::from_secs(10);
 
 /// Size of the buffers that a load copies between, in bytes.
@@ -45,7 +46,7 @@ fn all_is_free(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Threads that have the GPU copy and compare, until [`Load::end`].
+/// Threads that let the GPU copy and compare, until [`Load::end`].
 #[derive(Debug)]
 pub(super) struct Load {
     end: Arc<AtomicBool>,
@@ -65,7 +66,7 @@ impl Load {
         }
     }
 
-    /// Ends it; returns how many rounds there were, or the first thing that went wrong.
+    /// Ends the load. Returns the number of rounds, or the first error.
     pub(super) fn end(self) -> anyhow::Result<u64> {
         self.end.store(true, Ordering::Release);
         self.threads.into_iter().try_fold(0_u64, |sum, thread| {

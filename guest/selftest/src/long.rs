@@ -1,4 +1,5 @@
-//! Commands that are longer than the device takes: the driver splits them, and their results add up.
+//! Commands that are longer than the device accepts: the driver splits them, and their results add
+//! up.
 
 use anyhow::{Context, ensure};
 
@@ -8,10 +9,10 @@ use crate::expect::driver_refused;
 /// Longest command of the device, in bytes (devices/gpu/INTERFACE.md, Commands).
 const LONGEST: u64 = 1 << 30;
 
-/// Size of the buffer: both what is compared and what is cleared is longer.
+/// Size of the buffer: both the compared part and the cleared part are longer than a command.
 const SIZE: u64 = LONGEST + (1 << 20);
 
-/// Bytes of what is filled.
+/// Size of the filled part in bytes.
 const WORD: u64 = 8;
 
 const MARK: u64 = 0x1717_1717_1717_1717;

@@ -1,7 +1,8 @@
 //! A surprise removal of a GPU: the server behind it is killed.
 //!
-//! Disks write to its memory at that moment. Its own channels are idle: QEMU 11.1 does not survive the death of a server that it
-//! is just talking to, so commands are submitted afterwards.
+//! Disks write to its memory at that moment. Its own channels are idle, and commands are submitted
+//! afterwards: QEMU 11.1 does not survive the death of a server in the middle of an exchange of
+//! messages.
 
 use std::fs;
 use std::sync::mpsc::{Receiver, channel};
@@ -24,10 +25,10 @@ use crate::expect::driver_refused;
 
 const SIZE: u64 = 1 << 20;
 
-/// Threads that read from the disk into VRAM.
+/// Number of threads that read from the disk into VRAM.
 const READERS: usize = 2;
 
-/// How long a program may have to wait for its error.
+/// Time limit for a program's error.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
@@ -62,13 +63,13 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A thread that reads without end.
+/// A thread that reads continuously.
 struct Reader {
     thread: JoinHandle<anyhow::Result<Error>>,
     ended: Receiver<()>,
 }
 
-/// Returns once each of them has read something.
+/// Starts the readers. Returns once each of them has read something.
 fn start_readers(gpu: &Gpu, disk: &Controller) -> anyhow::Result<Vec<Reader>> {
     let mut readers = Vec::new();
     for _ in 0..READERS {
@@ -109,7 +110,7 @@ impl Reader {
     }
 }
 
-/// All waiters are woken, and new requests are refused.
+/// Checks that all waiters are woken, and new requests are refused.
 fn programs_get_errors(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     let fence = gpu.submit(&peerbar_gds::Command::Fill {
         to: buffer.span(..)?,
@@ -128,7 +129,7 @@ fn programs_get_errors(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// It moves data to and from guest RAM as ever.
+/// Checks that the disk still moves data to and from guest RAM.
 fn the_disk_goes_on(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
     let (pattern, length) = (guest.fresh_pattern(disk), usize::try_from(SIZE)?);
     let file = disk.disk.open_direct()?;

@@ -1,8 +1,8 @@
-//! `peerbar-selftest`: tests of the GPU's driver and of the module for further NVMe queues. It runs in a guest, as the program of
-//! a check, and reports KTAP.
+//! `peerbar-selftest`: tests of the GPU's driver and of the module for further NVMe queues. It runs
+//! in a guest, as the program of a check, and reports KTAP.
 //!
-//! Each argument is a test and what it uses, as in `pins={gpu0},{disk0}`: GPUs and disks in the order in which the test takes
-//! them, and numbers.
+//! Each argument is a test and its parameters, as in `pins={gpu0},{disk0}`: GPUs and disks in the
+//! order in which the test expects them, and numbers.
 
 mod access;
 mod atomics;

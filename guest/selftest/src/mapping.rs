@@ -1,4 +1,4 @@
-//! GPU memory in the hands of the processor, as gdrcopy gives it: mappings, and what they outlive.
+//! GPU memory accessed by the processor, as gdrcopy provides it: mappings, and their lifetime.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -20,14 +20,14 @@ const PAGE: u64 = 4096;
 /// Size of the buffers in bytes.
 const SIZE: u64 = 5 * GPU_PAGE;
 
-/// How many threads read each buffer of those that take all remaining memory.
+/// Number of threads that read each buffer of those that take all remaining memory.
 const THREADS: u32 = 4 << 20;
 const BLOCK: u32 = 1024;
 
-/// What a child stores.
+/// The value that a child stores.
 const MARK: u8 = 0xc5;
 
-/// How a child ends that has seen what it has stored, and one that has not.
+/// Exit code of a child that has seen its stored value, and of one that has not.
 const RIGHT: u8 = 0;
 const WRONG: u8 = 1;
 
@@ -84,7 +84,8 @@ fn processor_and_gpu_see_the_same(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What other checks rely on when the GPU says that all is equal.
+/// Checks that the GPU finds a difference, since other tests rely on its result when it says that
+/// all is equal.
 fn the_gpu_finds_a_difference(gpu: &Gpu) -> anyhow::Result<()> {
     const OFFSET: u64 = 77_777;
     let (left, right) = (gpu.allocate(SIZE)?, gpu.allocate(SIZE)?);
@@ -148,7 +149,8 @@ fn placement_is_in_the_bar(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A child has no mapping of GPU memory, as with gdrcopy, and may make one by the descriptors that it has inherited.
+/// Checks that a child has no mapping of GPU memory, as with gdrcopy, and may make one by the
+/// descriptors that it has inherited.
 fn a_child_makes_its_own_mapping(gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(SIZE)?;
     let dma_buf = buffer.export()?;
@@ -197,7 +199,7 @@ fn store_in_child(mapping: &Mapping) -> u8 {
     }
 }
 
-/// An old mapping shows its old memory or none: no new buffer is behind it.
+/// Checks that an old mapping shows its old memory or none: no new buffer is behind it.
 fn freed_memory_has_no_other_owner(gpu: &Gpu) -> anyhow::Result<()> {
     let old = gpu.allocate(SIZE)?;
     old.mapping().write(0, &numbers(4))?;
@@ -222,7 +224,8 @@ fn freed_memory_has_no_other_owner(gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Another opening of the GPU gets the memory by a descriptor, and keeps it after the exporter has freed it.
+/// Checks that another opening of the GPU gets the memory by a descriptor, and keeps it after the
+/// exporter has freed it.
 fn a_dma_buf_is_the_buffer(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> {
     let bytes = numbers(5);
     let buffer = opened.allocate(SIZE)?;
@@ -247,11 +250,11 @@ fn a_dma_buf_is_the_buffer(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The processor maps any pages of a dma-buf and nothing beyond it. A mapping outlives buffer and descriptor, and ends with a
-/// revocation.
+/// Checks that the processor maps any pages of a dma-buf and nothing beyond it. A mapping outlives
+/// buffer and descriptor, and ends with a revocation.
 fn a_dma_buf_is_mapped(gpu: &Gpu) -> anyhow::Result<()> {
     let bytes = numbers(8);
-    // In front of the buffer, so that it does not lie at the start of VRAM.
+    // In front of the buffer, so that the buffer does not lie at the start of VRAM.
     let _other = gpu.allocate(GPU_PAGE)?;
     let buffer = gpu.allocate(SIZE)?;
     let dma_buf = buffer.export()?;

@@ -1,5 +1,5 @@
-//! GPU memory that is allocated again is all zeros: no owner sees the data of another. An owner can revoke it at any time. A user
-//! leaves channels to others.
+//! Reallocated GPU memory is zeroed: no owner sees the data of another. An owner can revoke it at
+//! any time. A user leaves channels to others.
 
 mod channels;
 mod revoke;
@@ -11,7 +11,7 @@ use crate::Test;
 use crate::expect::{sizes, take_all};
 use crate::load::{GPU_PAGE, memory_is_back};
 
-/// What the first owner writes.
+/// The value that the first owner writes.
 const MARK: u64 = 0x0ddb_a11a_0ddb_a11a;
 
 /// Threads of a block.
@@ -57,7 +57,7 @@ fn expect_zeros(gpu: &Gpu) -> anyhow::Result<u64> {
     Ok(sizes(&buffers))
 }
 
-/// The sum of all words of a buffer: 0 only if each of them is.
+/// Returns the sum of all words of a buffer: 0 only if each of them is 0.
 fn sum(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<u64> {
     let elements = buffer.size() / 4;
     let x = buffer.span(..)?;

@@ -1,4 +1,4 @@
-//! `/dev/peerbar-gpu-pin-test`: a kernel driver that holds pinned GPU memory and does what it is asked
+//! `/dev/peerbar-gpu-pin-test`: a kernel driver that holds pinned GPU memory and executes requests
 //! (guest/gpu-driver/include/peerbar_gpu_pin_test.h).
 
 use std::fs::File;
@@ -56,27 +56,27 @@ struct IoRequest {
     pad: u32,
 }
 
-/// What the holder has seen of a pin.
+/// The holder's record of a pin.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
 pub(crate) struct HolderState {
     id: u32,
-    /// How often the callback was called.
+    /// Number of calls of the callback.
     pub(crate) callbacks: u32,
-    /// Whether it has been called and has not returned.
+    /// 1 if it has been called and has not returned.
     pub(crate) in_callback: u32,
-    /// Transfers that were in flight when it was called.
+    /// Number of transfers that were in flight when it was called.
     pub(crate) in_flight: u32,
-    /// Transfers that were submitted.
+    /// Number of transfers that were submitted.
     pub(crate) started: u32,
-    /// Of the last transfer that failed, a negative errno.
+    /// The error of the last transfer that failed, a negative errno.
     pub(crate) error: i32,
-    /// What the driver answers to a put in the callback.
+    /// The driver's answer to a put in the callback.
     pub(crate) put_in_callback: i32,
     pad: u32,
 }
 
-/// The holder, opened. What it still holds is given back when it is dropped.
+/// The holder, opened. Dropping it releases its pins.
 #[derive(Debug)]
 pub(crate) struct Holder {
     module: TestModule,
@@ -120,11 +120,11 @@ impl Holder {
 pub(crate) struct Pin<'a> {
     module: &'a TestModule,
     id: u32,
-    /// Of its first page.
+    /// Bus address of its first page.
     pub(crate) bus_address: u64,
-    /// Pages in its table.
+    /// Number of pages in its table.
     pub(crate) entries: u32,
-    /// Size of each in bytes.
+    /// Size of each page in bytes.
     pub(crate) page_size: u32,
 }
 
@@ -133,17 +133,17 @@ impl Pin<'_> {
         self.module.ask_about(number, self.id)
     }
 
-    /// Has the holder put the pages; also after the callback, where the driver must refuse.
+    /// Makes the holder put the pages, also after the callback, when the driver must refuse.
     pub(crate) fn put(&self) -> io::Result<i32> {
         self.ask(0x61)
     }
 
-    /// Has the holder free the table.
+    /// Makes the holder free the table.
     pub(crate) fn free_table(&self) -> io::Result<i32> {
         self.ask(0x62)
     }
 
-    /// Has the pages mapped for `peer`: the answer and the first page's address.
+    /// Maps the pages for `peer`. Returns the answer and the first page's address.
     pub(crate) fn map(&self, peer: PciFunction) -> io::Result<(i32, u64)> {
         let mut request = MapRequest {
             id: self.id,
@@ -156,12 +156,13 @@ impl Pin<'_> {
         Ok((request.result, request.dma_address))
     }
 
-    /// Has the mapping undone.
+    /// Undoes the mapping.
     pub(crate) fn unmap(&self) -> io::Result<i32> {
         self.ask(0x64)
     }
 
-    /// Starts a read of `length` bytes at `disk_offset` into the pages from `offset` on, and does not wait for it.
+    /// Starts a read of `length` bytes at `disk_offset` into the pages from `offset` on, without
+    /// waiting for it.
     pub(crate) fn read(
         &self,
         disk: &File,
@@ -179,7 +180,7 @@ impl Pin<'_> {
         self.module.ask(0x65, &mut request)
     }
 
-    /// What has happened to it.
+    /// Returns its state.
     pub(crate) fn state(&self) -> io::Result<HolderState> {
         let mut state = HolderState {
             id: self.id,
@@ -189,7 +190,7 @@ impl Pin<'_> {
         Ok(state)
     }
 
-    /// Lets a callback return that was asked to wait.
+    /// Lets a waiting callback return.
     pub(crate) fn release(&self) -> io::Result<()> {
         self.ask(0x67).map(drop)
     }

@@ -1,5 +1,5 @@
-//! The pinning contract (guest/gpu-driver/include/peerbar_gpu_pin.h), each order of events forced through a holder in the
-//! kernel.
+//! The pinning contract (guest/gpu-driver/include/peerbar_gpu_pin.h). A holder in the kernel forces
+//! each order of events.
 
 use std::fs::File;
 use std::time::Instant;
@@ -20,8 +20,8 @@ use crate::pin_holder::{HOLD, Holder, KEEP_TABLE, PERSISTENT, Pin};
 /// Size of the buffers, and of each transfer, in bytes.
 const SIZE: u64 = 1 << 20;
 
-/// Transfers that are started, after how many of them the memory is freed, and how often that is tried until some are in
-/// flight then.
+/// Number of transfers that are started, the number of them after which the memory is freed, and
+/// the limit of the attempts until some are in flight at that moment.
 const TRANSFERS: u64 = 100;
 const UNDER_WAY: u32 = 20;
 const ATTEMPTS: u32 = 20;
@@ -145,7 +145,7 @@ impl Bench<'_> {
         refused(again, libc::ENODEV).context("pinning what is revoked")
     }
 
-    /// As when its program ends.
+    /// Closes the GPU as the end of its program does.
     fn close_while_pinned(&self) -> anyhow::Result<()> {
         let other = self.gpu.open()?;
         let buffer = other.allocate(SIZE)?;
@@ -154,7 +154,7 @@ impl Bench<'_> {
         callbacks(&pin, 1)
     }
 
-    /// The memory is not free before the holder says so.
+    /// Checks that the memory is not free before the holder releases it.
     fn put_during_callback(&self) -> anyhow::Result<()> {
         let (buffer, pin) = self.pinned(HOLD)?;
         thread::scope(|scope| {
@@ -209,12 +209,13 @@ impl Bench<'_> {
         answers("dma_map_pages after the callback", answer, INVALID)
     }
 
-    /// Starts transfers without waiting for any, until the holder takes no more or `TRANSFERS` are started.
+    /// Starts transfers without waiting for any, until the holder accepts no more or `TRANSFERS`
+    /// are started.
     fn start_transfers(&self, pin: &Pin<'_>, disk: &File) -> io::Result<()> {
         (0..TRANSFERS).try_for_each(|_| pin.read(disk, 0, (0, SIZE)))
     }
 
-    /// Frees the buffer in the midst of the transfers.
+    /// Frees the buffer in the middle of the transfers.
     fn free_amid(&self, buffer: &Buffer, pin: &Pin<'_>, disk: &File) -> anyhow::Result<()> {
         thread::scope(|scope| {
             let transfers = scope.spawn(|| self.start_transfers(pin, disk));
@@ -232,7 +233,8 @@ impl Bench<'_> {
         })
     }
 
-    /// What the disk still writes when the memory is freed must not meet the next owner of that memory.
+    /// Checks that writes of the disk that are in flight when the memory is freed do not reach the
+    /// memory's next owner.
     fn free_while_in_flight(&self, disk: &File) -> anyhow::Result<()> {
         for _ in 0..ATTEMPTS {
             memory_is_back(self.guest, self.gpu)?;
@@ -250,7 +252,8 @@ impl Bench<'_> {
         bail!("in {ATTEMPTS} attempts no transfer was in flight when the memory was freed")
     }
 
-    /// A buffer where the pinned one was. At once, since transfers end soon; so this polls without a pause.
+    /// Allocates a buffer at the place of the pinned one. It must be fast, since transfers end
+    /// soon, so this polls without a pause.
     fn next_owner(&self, pin: &Pin<'_>) -> anyhow::Result<Buffer> {
         let deadline = Instant::now() + TIME_OUT;
         while Instant::now() < deadline {
@@ -280,7 +283,7 @@ impl Bench<'_> {
         answers("put_pages_persistent", pin.put()?, 0)
     }
 
-    /// Checks whether `owner` is written to until `ended`.
+    /// Checks that `owner` is not written to until `ended`.
     fn is_untouched(
         &self,
         owner: &Buffer,

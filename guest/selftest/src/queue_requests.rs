@@ -1,4 +1,4 @@
-//! Random requests for queues of a disk beside those of Linux' nvme.
+//! Random requests for queues of a disk in addition to those of Linux' nvme.
 
 #![expect(unsafe_code)]
 
@@ -22,7 +22,7 @@ const PAGE: u64 = 4096;
 const MOST_PAGES: u64 = 16;
 /// At least one in this number of requests creates queues.
 const REQUESTS_PER_CREATION: u32 = 200;
-/// Entries of the queues at the end.
+/// Number of entries of the queues at the end.
 const ENTRIES: u16 = 8;
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
@@ -50,7 +50,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes all queues that the disk grants beside those of Linux, and lets them go.
+/// Makes all queues that the disk grants in addition to those of Linux, and releases them.
 fn all_queues_can_be_had(disk: &Controller, gpu: &gpus::Gpu) -> anyhow::Result<()> {
     let queues = DiskQueues::open(&disk.node)?;
     let gpu = gpu.open()?;
@@ -74,7 +74,7 @@ fn all_queues_can_be_had(disk: &Controller, gpu: &gpus::Gpu) -> anyhow::Result<(
     Ok(())
 }
 
-/// A program that uses the module without sense.
+/// A program that makes arbitrary requests to the module.
 struct QueueProgram<'a> {
     disk: &'a Controller,
     gpu: Gpu,
@@ -83,9 +83,9 @@ struct QueueProgram<'a> {
     files: Vec<File>,
     controller: File,
     buffers: Vec<Buffer>,
-    /// dma-bufs: of buffers, and of doorbells.
+    /// dma-bufs of buffers and of doorbells.
     descriptors: Vec<OwnedFd>,
-    /// Identifiers of mappings and numbers of queues, whether they are still good or not.
+    /// Identifiers of mappings and numbers of queues, valid or not.
     memories: Vec<u32>,
     queues: Vec<u32>,
 }
@@ -152,7 +152,7 @@ impl<'a> QueueProgram<'a> {
         ];
         let policy = self.random.of(&policies).unwrap_or_default();
         if let Some(buffer) = self.buffers.last() {
-            // One that was revoked cannot be exported.
+            // A revoked buffer cannot be exported.
             drop(
                 buffer
                     .export_as(policy)
@@ -162,7 +162,8 @@ impl<'a> QueueProgram<'a> {
         Ok(())
     }
 
-    /// Makes a request with this structure; what the module has made of it, if it has accepted it.
+    /// Makes a request with this structure. Returns the module's output if it has accepted the
+    /// request.
     fn make<T: Copy>(&mut self, number: u32, structure: T) -> Option<T> {
         let file = self.random.below(self.files.len() as u64);
         let file = self.files.get(usize::try_from(file).ok()?)?;
@@ -247,17 +248,18 @@ impl<'a> QueueProgram<'a> {
         self.make(uapi::QUERY, Query { queue, state }).is_some()
     }
 
-    /// No program writes to them.
+    /// Requests doorbells. No program writes to them.
     fn doorbells(&mut self) -> bool {
         let answer = self.make(uapi::DOORBELLS, Descriptor::default());
         if let Some(Descriptor { fd, .. }) = answer {
-            // SAFETY: the module has just given it to this process, and no other part of it knows it.
+            // SAFETY: the module has just returned it to this process, and no other part of it
+            // knows it.
             keep(&mut self.descriptors, unsafe { OwnedFd::from_raw_fd(fd) });
         }
         answer.is_some()
     }
 
-    /// Has the GPU's driver take a buffer back, which may have queues in it.
+    /// Revokes a buffer, which may have queues in it.
     fn revoke(&mut self) -> bool {
         let buffer = self.random.below(self.buffers.len().max(1) as u64);
         let buffer = usize::try_from(buffer)
@@ -266,14 +268,14 @@ impl<'a> QueueProgram<'a> {
         buffer.is_some_and(|buffer| buffer.revoke().is_ok())
     }
 
-    /// A request that there is not, or one with another size or direction.
+    /// Makes an unknown request, or one with another size or direction.
     fn anything(&mut self) -> bool {
         let number = match self.random.below(3) {
             0 => uapi::ATTACH ^ 1 << self.random.below(32),
             1 => uapi::CREATE ^ 1 << (16 + self.random.below(14)),
             _ => u32::from(b'P') << 8 | self.random.word(),
         };
-        // That would give a descriptor that no part of this process knows.
+        // That would return a descriptor that no part of this process knows.
         number != uapi::DOORBELLS && self.make(number, NOTHING).is_some()
     }
 }

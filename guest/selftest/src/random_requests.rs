@@ -10,20 +10,21 @@ use std::thread;
 use anyhow::ensure;
 
 const THREADS: u32 = 3;
-/// What a thread keeps of each kind before it lets the oldest go.
+/// Number of objects of each kind that a thread keeps before it releases the oldest.
 const KEPT: usize = 6;
-/// The largest structure of a request, in words of 8 bytes: 16383 bytes are what a number of a request can say.
+/// The largest structure of a request, in words of 8 bytes: the number of a request can express
+/// 16383 bytes.
 const WORDS: usize = 2048;
-/// A structure of zeros, as large as any may be.
+/// A structure of zeros with the largest possible size.
 pub(crate) const NOTHING: [u64; WORDS] = [0; WORDS];
 
-/// A program that uses a driver without sense.
+/// A program that makes arbitrary requests to a driver.
 pub(crate) trait Program {
-    /// Makes a request; whether the driver has accepted it.
+    /// Makes a request. Returns `true` if the driver has accepted it.
     fn request(&mut self) -> anyhow::Result<bool>;
 }
 
-/// Has several programs make `requests` at once.
+/// Lets several programs make `requests` at once.
 ///
 /// # Errors
 /// Those of the programs. Nearly all requests are accepted, or refused: then they test little.
@@ -59,20 +60,21 @@ pub(crate) fn run<P: Program>(
     Ok(())
 }
 
-/// Makes a request with this structure, of plain numbers; what the driver has made of it, if it has accepted it.
+/// Makes a request with this structure, of plain numbers. Returns the driver's output if it has
+/// accepted the request.
 pub(crate) fn make<T: Copy>(file: &File, number: u32, structure: T) -> Option<T> {
     const { assert!(size_of::<T>() <= size_of_val(&NOTHING) && align_of::<T>() <= align_of::<u64>()) };
     let mut space = Box::new(NOTHING);
     let pointer = space.as_mut_ptr().cast::<T>();
-    // SAFETY: the structures of requests are shorter than the space, and aligned as it is.
+    // SAFETY: the structures of requests are shorter than the space, and have its alignment.
     unsafe { pointer.write(structure) };
-    // SAFETY: the space is longer than any number of a request can say that its structure is.
+    // SAFETY: the space is longer than any structure size that the number of a request can express.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), pointer) };
-    // SAFETY: it was written above, and whatever the driver has made of it are numbers.
+    // SAFETY: it was written above, and the driver's output consists of numbers.
     (result >= 0).then(|| unsafe { pointer.read() })
 }
 
-/// Numbers that look random, the same ones for a seed (SplitMix64).
+/// Pseudo-random numbers, which are the same for each seed (SplitMix64).
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
@@ -89,7 +91,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// True once in this many times.
+    /// Returns `true` once in this many calls.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -99,7 +101,7 @@ impl Random {
         all.get(at).copied()
     }
 
-    /// One of `all`, or once in this many times, and if there are none, anything.
+    /// Returns one of `all`, or once in this many calls, and if there are none, anything.
     pub(crate) fn known(&mut self, all: &[u32], times: u64) -> u32 {
         let known = self.of(all);
         let is_right = !self.once_in(times);
@@ -107,14 +109,14 @@ impl Random {
         known.unwrap_or_else(|| self.word())
     }
 
-    /// 32 bits: small ones, or all.
+    /// Returns 32 bits: small values, or any.
     pub(crate) fn word(&mut self) -> u32 {
         let bits = self.of(&[2, 4, 32]).unwrap_or(32);
         u32::try_from(self.next() >> 32 & ((1 << bits) - 1)).unwrap_or(u32::MAX)
     }
 }
 
-/// The low half.
+/// Returns the low half.
 pub(crate) fn low(word: u64) -> u32 {
     u32::try_from(word & 0xffff_ffff).unwrap_or(0)
 }

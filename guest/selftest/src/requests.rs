@@ -19,7 +19,7 @@ use crate::random_requests::{self, NOTHING, Random, keep, low, make};
 /// Host memory that is registered with the GPU.
 const HOST_BYTES: usize = 256 << 10;
 const PAGE: u64 = 4096;
-/// The longest operand, and the most threads of a launch in a block.
+/// The longest operand, and the maximum number of threads in a block of a launch.
 const LONGEST: u64 = 64 << 10;
 /// The longest wait for a command in nanoseconds.
 const LONGEST_TIMEOUT: u64 = 2_000_000;
@@ -38,7 +38,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How much VRAM can be had, in pieces of 1 MiB.
+/// Returns the VRAM that can be allocated, in pieces of 1 MiB.
 fn free_bytes(gpu: &gpus::Gpu) -> anyhow::Result<u64> {
     const PIECE: u64 = 1 << 20;
     let opened = gpu.open()?;
@@ -59,12 +59,12 @@ fn computes(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A program that uses the driver without sense.
+/// A program that makes arbitrary requests to the driver.
 struct GpuProgram<'a> {
     gpu: &'a gpus::Gpu,
     random: Random,
     files: Vec<File>,
-    /// Handles that files have given out, whether they are still good or not.
+    /// Handles that files have returned, valid or not.
     handles: Vec<u32>,
     fences: Vec<u64>,
     /// dma-bufs and eventfds.
@@ -79,7 +79,7 @@ impl random_requests::Program for GpuProgram<'_> {
             let opened = File::options().read(true).write(true).open(&path);
             match opened {
                 Ok(file) => keep(&mut self.files, file),
-                // All channels are taken: the other threads have them.
+                // All channels are in use by the other threads.
                 Err(_) if !self.files.is_empty() => {}
                 Err(_) => return Ok(false),
             }
@@ -114,8 +114,9 @@ impl<'a> GpuProgram<'a> {
         })
     }
 
-    /// Makes a request with this structure; what the driver has made of it, if it has accepted it. What it writes elsewhere, it writes where
-    /// it was given memory: in `host`, which is not read.
+    /// Makes a request with this structure. Returns the driver's output if it has accepted the
+    /// request. Other writes of the driver go only to memory that it was given: to `host`, which is
+    /// not read.
     fn make<T: Copy>(&mut self, number: u32, structure: T) -> Option<T> {
         let file = self.random.below(self.files.len() as u64);
         let file = self.files.get(usize::try_from(file).ok()?)?;
@@ -167,7 +168,8 @@ impl<'a> GpuProgram<'a> {
         Ok(self.make(uapi::QUERY, query).is_some())
     }
 
-    /// Registers a part of the host's memory, or what cannot be: no other memory of this process, as the GPU will write there.
+    /// Registers a part of the host's memory, or an invalid range, but no other memory of this
+    /// process, since the GPU will write there.
     fn register(&mut self) -> anyhow::Result<bool> {
         let pages = HOST_BYTES as u64 / PAGE;
         let (first, count) = (self.random.below(pages), self.random.below(pages));
@@ -194,7 +196,8 @@ impl<'a> GpuProgram<'a> {
     fn submit(&mut self) -> anyhow::Result<bool> {
         let (opcode, kernel) = (self.random.below(7), self.random.below(6));
         let length = self.random.below(LONGEST);
-        // As the device's commands are: which operands are addresses, and which one is the length.
+        // As for the device's commands: the operands that are addresses, and the one that is the
+        // length.
         let (addresses, count) = match (opcode, kernel) {
             (1 | 3, _) => (0b11, Some(2)),
             (2 | 4, _) => (0b1, Some(1)),
@@ -255,7 +258,8 @@ impl<'a> GpuProgram<'a> {
         Ok(self.make(uapi::WAIT, wait).is_some())
     }
 
-    /// A descriptor of any kind for the driver: only ones of this program, as it signals what it gets.
+    /// Returns a descriptor of any kind for the driver: only ones of this program, since the driver
+    /// signals those that it gets.
     fn descriptor(&mut self) -> i32 {
         let known: Vec<i32> = self.descriptors.iter().map(AsRawFd::as_raw_fd).collect();
         let gpu = self.files.first().map_or(-1, AsRawFd::as_raw_fd);
@@ -285,7 +289,8 @@ impl<'a> GpuProgram<'a> {
         };
         let answer = self.make(uapi::EXPORT, export);
         if let Some(Export { fd, .. }) = answer {
-            // SAFETY: the driver has just given it to this process, and no other part of it knows it.
+            // SAFETY: the driver has just returned it to this process, and no other part of it
+            // knows it.
             keep(&mut self.descriptors, unsafe { OwnedFd::from_raw_fd(fd) });
         }
         Ok(answer.is_some())
@@ -304,15 +309,15 @@ impl<'a> GpuProgram<'a> {
         Ok(answer.is_some())
     }
 
-    /// A request that there is not, or one with another size or direction. Its structure is all zeros: a request that is one after
-    /// all has no address to write to.
+    /// Makes an unknown request, or one with another size or direction. Its structure is all zeros:
+    /// if the request exists after all, it has no address to write to.
     fn anything(&mut self) -> bool {
         let number = match self.random.below(3) {
             0 => uapi::ALLOC ^ 1 << self.random.below(32),
             1 => uapi::SUBMIT ^ 1 << (16 + self.random.below(14)),
             _ => u32::from(b'P') << 8 | self.random.word(),
         };
-        // EXPORT of handle 0 would give a descriptor that no part of this process knows.
+        // EXPORT of handle 0 would return a descriptor that no part of this process knows.
         number != uapi::EXPORT && self.make(number, NOTHING).is_some()
     }
 

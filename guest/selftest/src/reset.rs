@@ -1,5 +1,5 @@
-//! A function-level reset costs no command its result and no buffer its contents; the command that it interrupts may fail, and
-//! then reports that.
+//! A function-level reset loses no command's result and no buffer's contents. The command that it
+//! interrupts may fail, and then reports that.
 
 mod interrupted;
 
@@ -17,7 +17,7 @@ const RESETS: u32 = 4;
 const THREADS: u64 = 2;
 const MARK: u64 = 0x0102_0304_0506_0708;
 
-/// Commands that wait for their turn when the reset comes, and the size of each in bytes.
+/// Number of commands that wait for their turn when the reset comes, and the size of each in bytes.
 const QUEUED: usize = 64;
 const QUEUED_BYTES: u64 = 8 << 20;
 

@@ -1,4 +1,4 @@
-//! One test: its name, and what it works with.
+//! One test: its name, and its parameters.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::TESTS;
 /// The function of a test.
 pub(crate) type TestFunction = fn(&Test<'_>) -> anyhow::Result<()>;
 
-/// A test, and the devices and numbers that its argument names.
+/// A test, and the devices and numbers in its argument.
 pub(crate) struct Test<'a> {
     pub(crate) guest: &'a GuestContext,
     name: &'static str,
@@ -66,31 +66,31 @@ impl<'a> Test<'a> {
         (self.run)(self)
     }
 
-    /// The first GPU.
+    /// Returns the first GPU.
     pub(crate) fn gpu(&self) -> anyhow::Result<&'a Gpu> {
         let gpu = self.gpus.first().copied();
         gpu.context("the test takes a GPU: name one")
     }
 
-    /// The second GPU.
+    /// Returns the second GPU.
     pub(crate) fn other_gpu(&self) -> anyhow::Result<&'a Gpu> {
         let gpu = self.gpus.get(1).copied();
         gpu.context("the test takes two GPUs: name another one")
     }
 
-    /// The first disk.
+    /// Returns the first disk.
     pub(crate) fn disk(&self) -> anyhow::Result<&'a Controller> {
         let disk = self.disks.first().copied();
         disk.context("the test takes a disk: name one")
     }
 
-    /// The second disk.
+    /// Returns the second disk.
     pub(crate) fn other_disk(&self) -> anyhow::Result<&'a Controller> {
         let disk = self.disks.get(1).copied();
         disk.context("the test takes two disks: name another one")
     }
 
-    /// The numbers, or `defaults` in place of those that are missing.
+    /// Returns the numbers, or `defaults` in place of those that are missing.
     pub(crate) fn numbers<const N: usize>(&self, mut defaults: [u32; N]) -> [u32; N] {
         for (default, number) in defaults.iter_mut().zip(&self.numbers) {
             *default = *number;
@@ -99,7 +99,7 @@ impl<'a> Test<'a> {
     }
 }
 
-/// Its name in the report, with those of the devices.
+/// Writes its name in the report, with those of the devices.
 impl fmt::Display for Test<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)?;
@@ -112,7 +112,7 @@ impl fmt::Display for Test<'_> {
     }
 }
 
-/// Writes `text` to the report, about the test that runs.
+/// Writes `text` to the report, about the running test.
 pub(crate) fn say(text: &str) {
     for line in text.lines() {
         println!("# {line}");

@@ -1,4 +1,4 @@
-//! A launch that is longer than the GPU permits, beside programs that want little.
+//! A launch that takes longer than the GPU permits, together with programs that need little.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use peerbar_gds::{Command, Error, Fault, Kernel};
 use crate::Test;
 use crate::expect::works;
 
-/// The most threads that a launch may have.
+/// Maximum number of threads of a launch.
 const BLOCKS: u32 = 1 << 14;
 const THREADS: u32 = 1024;
 const ALL_ADDS: u64 = BLOCKS as u64 * THREADS as u64;
 
-/// How long the launch may take to fail: longer than a sensible `job-timeout`.
+/// Time limit for the launch to fail: longer than a sensible `job-timeout`.
 const TIME_OUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {

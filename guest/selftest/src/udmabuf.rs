@@ -27,12 +27,12 @@ struct Create {
     size: u64,
 }
 
-/// A new memory file of `bytes` bytes, whole pages, and a dma-buf of it.
+/// Makes a memory file of `bytes` bytes, whole pages, and a dma-buf of it.
 pub(crate) fn create(bytes: u64) -> anyhow::Result<(File, OwnedFd)> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("udmabuf", flags).map_err(io::Error::from)?;
     ftruncate(&file, bytes).map_err(io::Error::from)?;
-    // The kernel wants to be sure of the pages.
+    // The kernel must be sure of the pages.
     fcntl_add_seals(&file, SealFlags::SHRINK).map_err(io::Error::from)?;
     let node = OpenOptions::new().read(true).write(true).open(NODE);
     let node = node.with_context(|| format!("cannot open {NODE}; it takes CONFIG_UDMABUF"))?;
@@ -47,7 +47,8 @@ pub(crate) fn create(bytes: u64) -> anyhow::Result<(File, OwnedFd)> {
     if made < 0 {
         return Err(io::Error::last_os_error()).context("the kernel makes no dma-buf of memory");
     }
-    // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns it.
+    // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns
+    // it.
     let dma_buf = unsafe { OwnedFd::from_raw_fd(made) };
     Ok((File::from(file), dma_buf))
 }

@@ -1,5 +1,5 @@
-//! A transfer that does not start and end with a block, or of a file that the kernel copies, is refused, or bounces where
-//! that is allowed and is counted to the byte.
+//! A transfer that does not start and end at a block boundary, or of a file that the kernel copies,
+//! is refused, or bounces if that is allowed, and is counted to the byte.
 
 use std::fs;
 
@@ -14,10 +14,10 @@ use peerbar_pattern::Pattern;
 
 use crate::Test;
 
-/// What of the disk is known, in bytes.
+/// The known part of the disk, in bytes.
 const KNOWN: usize = 1 << 20;
 
-/// Where the transfer starts and how long it is: within a block at both ends.
+/// Start and length of the transfer: within a block at both ends.
 const OFFSET: u64 = 1000;
 const LENGTH: u64 = 100_001;
 
@@ -49,7 +49,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     )
 }
 
-/// Where a bounce is not allowed nothing moves.
+/// Checks that nothing moves if a bounce is not allowed.
 fn refused(
     guest: &GuestContext,
     gpu: &Gpu,
@@ -71,7 +71,8 @@ fn refused(
     Ok(())
 }
 
-/// tmpfs takes O_DIRECT, and the processor copies: that is no transfer between devices.
+/// Checks a file on tmpfs, which accepts O_DIRECT, while the processor copies: that is not a
+/// transfer between devices.
 fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     const PATH: &str = "/tmp/copied";
     fs::write(PATH, vec![7; usize::try_from(2 * crate::PAGE)?])?;
@@ -94,7 +95,7 @@ fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     Ok(fs::remove_file(PATH)?)
 }
 
-/// What of the transfer is whole blocks.
+/// The whole blocks of the transfer.
 #[derive(Debug)]
 struct BlockSplit {
     block: u64,
@@ -114,7 +115,7 @@ impl BlockSplit {
         }
     }
 
-    /// The part of the buffer that has its first whole block at a page.
+    /// Returns the part of the buffer that has its first whole block at a page.
     fn range(&self) -> std::ops::Range<u64> {
         let start = crate::PAGE.saturating_sub(self.head);
         start..start.saturating_add(LENGTH)
@@ -140,7 +141,8 @@ fn verify_read(buffer: &Buffer, pattern: Pattern, split: &BlockSplit) -> anyhow:
     Ok(())
 }
 
-/// The second part of the disk is the pattern's bytes where it was written, and zeros before and after.
+/// Checks that the second part of the disk has the pattern's bytes where it was written, and zeros
+/// before and after.
 fn verify_write(disk: &Controller, pattern: Pattern) -> anyhow::Result<()> {
     let mut wanted = vec![0; KNOWN];
     let known = pattern.bytes(0, KNOWN);
@@ -164,8 +166,9 @@ fn wanted_range() -> anyhow::Result<std::ops::Range<usize>> {
     Ok(usize::try_from(OFFSET)?..usize::try_from(OFFSET + LENGTH)?)
 }
 
-/// Read and write together: the middle twice peer to peer, the rest twice through guest RAM, and there the GPU's copy
-/// engine moves just the bytes, but the disk the blocks that they are in: one for a read, one more to write it back.
+/// Judges read and write together. The middle goes twice peer to peer, the rest twice through guest
+/// RAM, where the GPU's copy engine moves only the bytes, but the disk moves their blocks: one for
+/// a read, one more to write it back.
 fn judge(
     split: &BlockSplit,
     counted_by_library: Traffic,

@@ -81,7 +81,7 @@ fn load(name: &str) -> anyhow::Result<()> {
     finit_module(&file, c"", 0).with_context(|| format!("cannot load {name}"))
 }
 
-/// Commands, transfers, a mapping, a dma-buf and a pin exist when `leave` takes the GPU away.
+/// Lets `leave` take the GPU away while commands, transfers, a mapping, a dma-buf and a pin exist.
 fn leaves_under_load(
     guest: &GuestContext,
     gpu: &gpus::Gpu,

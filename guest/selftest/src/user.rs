@@ -1,4 +1,4 @@
-//! What a process of its own does with a GPU, so that it can be killed, or be given a descriptor.
+//! A separate process that uses a GPU, so that it can be killed, or be given a descriptor.
 
 #![expect(unsafe_code)]
 
@@ -20,10 +20,10 @@ use rustix::net::{
 
 use crate::held_back_reader::HeldBackReader;
 
-/// The first argument that makes the agent's program such a process.
+/// The first argument that selects this role of the program.
 pub(crate) const ROLE: &str = "gpu-user";
 
-/// What the process writes once it has begun.
+/// The byte that the process writes once it has begun.
 const READY: u8 = b'!';
 
 /// Policies of an export, as words of the command line.
@@ -31,7 +31,7 @@ const REVOCABLE: &str = "revocable";
 const PINNED: &str = "pinned";
 const STATIC: &str = "static";
 
-/// Size of each of the buffers that a load works with, in bytes.
+/// Size of each buffer of a load, in bytes.
 const LOAD_BYTES: u64 = 4 << 20;
 
 /// A process that uses a GPU.
@@ -43,14 +43,16 @@ pub(crate) struct GpuUser {
 }
 
 impl GpuUser {
-    /// One that has the disk `disk` read into memory of GPU `node`, and the GPU copy, without end.
+    /// Starts a process that continuously reads the disk `disk` into memory of GPU `node`, and lets
+    /// the GPU copy.
     pub(crate) fn load(node: u32, disk: &str) -> anyhow::Result<Self> {
         let mut user = GpuUser::start(&["load", &node.to_string(), disk])?;
         user.wait_ready()?;
         Ok(user)
     }
 
-    /// One that maps `length` bytes at `offset` of `gpu`, which it gets over a socket, and says so.
+    /// Starts a process that maps `length` bytes at `offset` of `gpu`, which it gets over a socket,
+    /// and reports it.
     pub(crate) fn mapper(gpu: impl AsFd, offset: u64, length: usize) -> anyhow::Result<Self> {
         let arguments = ["map", &offset.to_string(), &length.to_string()];
         let mut user = GpuUser::start(&arguments)?;
@@ -59,7 +61,8 @@ impl GpuUser {
         Ok(user)
     }
 
-    /// One that fills `length` bytes of GPU `node` with `mark`, and exports them: with the dma-buf.
+    /// Starts a process that fills `length` bytes of GPU `node` with `mark`, and exports them. Also
+    /// returns the dma-buf.
     pub(crate) fn exporter(
         node: u32,
         length: u64,
@@ -79,8 +82,9 @@ impl GpuUser {
         Ok((user, dma_buf))
     }
 
-    /// One that has queues of `disk`, a controller's node with blocks of `block` bytes, beside Linux' driver, and has GPU `node` read what the disk
-    /// holds back, `depth` at a time. It says so once it has put the launch on its way, and then waits.
+    /// Starts a process that has queues of `disk`, a controller's node with blocks of `block`
+    /// bytes, in addition to Linux' driver. It lets GPU `node` execute reads that the disk holds
+    /// back, `depth` at a time. It reports once it has submitted the launch, and then waits.
     pub(crate) fn disk_queues(
         node: u32,
         disk: &Path,
@@ -120,7 +124,7 @@ impl GpuUser {
         Ok(())
     }
 
-    /// The byte that a mapper has at `index`.
+    /// Returns the byte that a mapper sees at `index`.
     pub(crate) fn byte_at(&mut self, index: u64) -> anyhow::Result<u8> {
         self.line.write_all(&index.to_le_bytes())?;
         let mut byte = [0];
@@ -139,9 +143,10 @@ impl GpuUser {
     }
 }
 
-/// The program of such a process, with what stands behind [`ROLE`] on its command line.
+/// Returns the `main` of such a process, with the arguments behind [`ROLE`] on its command line.
 pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
-    // SAFETY: descriptors 0 and 1 are the socket that the parent gave us, and nothing else here uses them.
+    // SAFETY: descriptors 0 and 1 are the socket that the parent gave us, and nothing else here
+    // uses them.
     let line = unsafe { UnixStream::from_raw_fd(0) };
     match arguments {
         [role, node, disk] if role == "load" => load(line, node.parse()?, disk.into()),

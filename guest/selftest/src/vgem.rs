@@ -1,5 +1,5 @@
-//! Fences of the kernel's module vgem: a program makes one, and signals it when it likes, or it expires after 10 s
-//! (Linux, include/uapi/drm/vgem_drm.h and include/uapi/linux/dma-buf.h).
+//! Fences of the kernel's module vgem: a program makes one, and signals it at any time, or it
+//! expires after 10 s (Linux, include/uapi/drm/vgem_drm.h and include/uapi/linux/dma-buf.h).
 
 #![expect(unsafe_code)]
 
@@ -10,7 +10,7 @@ use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
 
 use crate::drm_card::Card;
 
-/// What the driver calls itself.
+/// The driver's own name.
 const DRIVER: &str = "vgem";
 /// Size of the buffer that a fence is made on, in bytes.
 const BYTES: u64 = 4096;
@@ -65,7 +65,7 @@ pub(crate) struct Fence<'a> {
 }
 
 impl<'a> Fence<'a> {
-    /// Makes a fence, and puts it on a dma-buf of another exporter, as of a device that writes there.
+    /// Makes a fence, and puts it on another exporter's dma-buf, like a device that writes there.
     pub(crate) fn on(card: &'a Card, dma_buf: &OwnedFd) -> anyhow::Result<Self> {
         let (handle, own) = card.make(BYTES)?;
         let mut attach = Attach {
@@ -75,7 +75,7 @@ impl<'a> Fence<'a> {
         };
         // SAFETY: the number names this structure, which is plain numbers.
         let request = unsafe { Updater::<ATTACH, Attach>::new(&mut attach) };
-        // SAFETY: the kernel touches nothing but the structure.
+        // SAFETY: the kernel accesses only the structure.
         unsafe { ioctl(card, request) }.context("vgem makes no fence")?;
         let file = export(own.as_fd()).context("no sync file of vgem's dma-buf")?;
         import(dma_buf.as_fd(), &file).context("the dma-buf takes no fence")?;
@@ -101,7 +101,7 @@ impl<'a> Fence<'a> {
     }
 }
 
-/// The fences of a dma-buf as a file.
+/// Returns the fences of a dma-buf as a file.
 fn export(dma_buf: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let mut file = SyncFile {
         flags: SYNC_WRITE,
@@ -109,9 +109,10 @@ fn export(dma_buf: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     };
     // SAFETY: the number names this structure, which is plain numbers.
     let request = unsafe { Updater::<EXPORT_SYNC_FILE, SyncFile>::new(&mut file) };
-    // SAFETY: the kernel touches nothing but the structure.
+    // SAFETY: the kernel accesses only the structure.
     unsafe { ioctl(dma_buf, request) }?;
-    // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns it.
+    // SAFETY: the kernel has made it for the request that has just succeeded, so nothing else owns
+    // it.
     Ok(unsafe { OwnedFd::from_raw_fd(file.fd) })
 }
 
@@ -122,6 +123,6 @@ fn import(dma_buf: BorrowedFd<'_>, file: &OwnedFd) -> rustix::io::Result<()> {
     };
     // SAFETY: the number names this structure, which is plain numbers.
     let request = unsafe { Setter::<IMPORT_SYNC_FILE, SyncFile>::new(file) };
-    // SAFETY: the kernel only reads the structure, and takes a reference of its own to the file.
+    // SAFETY: the kernel only reads the structure, and takes its own reference to the file.
     unsafe { ioctl(dma_buf, request) }
 }

@@ -1,6 +1,6 @@
-//! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the GPU's operands. The
-//! reverse is refused, since virtio-gpu's import cannot be revoked; what is exported for static importers it maps, and then has no
-//! use for.
+//! The GPU and the guest's virtio-gpu, whose memory is the guest's: buffers of virtio-gpu are the
+//! GPU's operands. The reverse is refused, since virtio-gpu's import cannot be revoked. It maps
+//! exports for static importers, but then has no use for them.
 
 use anyhow::Context;
 use peerbar_agent::checks::route::judge;
@@ -15,7 +15,7 @@ use crate::drm_card::Card;
 use crate::expect::{refused, same};
 use crate::{Test, dma_buf};
 
-/// What the driver of virtio-gpu calls itself.
+/// The driver name of virtio-gpu.
 const DRIVER: &str = "virtio_gpu";
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
@@ -32,7 +32,8 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     )
 }
 
-/// The GPU reads and writes a buffer of virtio-gpu, which is closed meanwhile: the memory stays.
+/// Lets the GPU read and write a buffer of virtio-gpu, which is closed in between: the memory
+/// stays.
 fn of_virtio_gpu(bench: &mut DmaBufCopies<'_>, card: Card) -> anyhow::Result<()> {
     let (_, dma_buf) = card.make(2 * HALF)?;
     let mut memory = MappedBuffer::shared(&dma_buf, 0, usize::try_from(2 * HALF)?)?;
@@ -49,8 +50,8 @@ fn of_virtio_gpu(bench: &mut DmaBufCopies<'_>, card: Card) -> anyhow::Result<()>
         .context("after its file was closed")
 }
 
-/// An export is refused to virtio-gpu, which leaves nothing behind: the export is as good as before, and once it is gone all
-/// of its memory is free.
+/// Checks that an export is refused to virtio-gpu without a trace: the export works as before, and
+/// once it is closed all of its memory is free.
 fn for_virtio_gpu(
     bench: &mut DmaBufCopies<'_>,
     (guest, gpu): (&GuestContext, &Gpu),
@@ -76,8 +77,9 @@ fn for_virtio_gpu(
     uevents.wait_for(TIME_OUT, || gpu.check_free_vram(before))
 }
 
-/// Without blob resources virtio-gpu attaches and maps, and then says that it has no import (ENODEV of
-/// `virtgpu_gem_prime_import_sg_table`). No pin is left, so the buffer can be revoked.
+/// Checks an export that virtio-gpu attaches and maps, without blob resources, before it reports
+/// that it has no import (ENODEV of `virtgpu_gem_prime_import_sg_table`). No pin is left, so the
+/// buffer can be revoked.
 fn mapped_and_given_back(bench: &DmaBufCopies<'_>, card: &Card) -> anyhow::Result<()> {
     let buffer = bench.gpu.allocate(HALF)?;
     let dma_buf = buffer.export_as(ExportPolicy::Static)?;

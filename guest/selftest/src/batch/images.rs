@@ -1,4 +1,4 @@
-//! What disk and buffer hold, byte for byte, while data is transferred between them.
+//! The expected content of disk and buffer, byte for byte, during transfers between them.
 
 use std::ops::Range;
 
@@ -9,22 +9,22 @@ use peerbar_pattern::Pattern;
 
 use crate::PAGE;
 
-/// Bytes of the disk, and of the buffer, that one transfer has to itself.
+/// Bytes of the disk, and of the buffer, that belong to one transfer.
 pub(super) const SLOT: u64 = 64 << 10;
 
 /// One transfer: within a slot of the disk, and the same slot of the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Move {
     pub(super) direction: Direction,
-    /// Where on the disk.
+    /// Its offset on the disk.
     pub(super) offset: u64,
-    /// Where in the buffer.
+    /// Its offset in the buffer.
     pub(super) at: u64,
     pub(super) length: u64,
 }
 
 impl Move {
-    /// Whole pages; every other one is a write.
+    /// Makes a transfer of whole pages. Every other one is a write.
     pub(super) fn aligned(slot: u64) -> Self {
         Move {
             direction: direction(slot),
@@ -34,7 +34,8 @@ impl Move {
         }
     }
 
-    /// From within a block of `block` bytes to within another one, with the first whole block at a page of the buffer.
+    /// Makes a transfer from within a block of `block` bytes to within another one, with the first
+    /// whole block at a page of the buffer.
     pub(super) fn unaligned(slot: u64, block: u64) -> Self {
         const END: u64 = 5 * 4096 + 1;
         let lead = 1000 + 7 * slot;
@@ -47,7 +48,7 @@ impl Move {
         }
     }
 
-    /// Bytes of it that are whole blocks.
+    /// Returns the bytes of its whole blocks.
     pub(super) fn whole_blocks(&self, block: u64) -> u64 {
         let end = self.offset + self.length;
         let end = end - end.checked_rem(block).unwrap_or(0);
@@ -62,7 +63,7 @@ fn direction(slot: u64) -> Direction {
     }
 }
 
-/// What must be on the disk and in the buffer.
+/// The expected content of the disk and of the buffer.
 pub(super) struct Images {
     disk: Vec<u8>,
     buffer: Vec<u8>,
@@ -86,7 +87,7 @@ impl Images {
         Ok(images)
     }
 
-    /// Does what a transfer does.
+    /// Applies a transfer.
     pub(super) fn apply(&mut self, part: &Move) -> anyhow::Result<()> {
         let on_disk = range(part.offset, part.length)?;
         let in_buffer = range(part.at, part.length)?;
@@ -99,7 +100,7 @@ impl Images {
         Ok(())
     }
 
-    /// Compares both; the GPU reads the buffer.
+    /// Compares both. The GPU reads the buffer.
     pub(super) fn verify(&self, gpu: &Gpu, buffer: &Buffer, disk: &Disk) -> anyhow::Result<()> {
         let seen = disk::read(&disk.open_direct()?, 0, self.disk.len())?;
         let wrong = (0..).zip(self.disk.iter().zip(&seen));

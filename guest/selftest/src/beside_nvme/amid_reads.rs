@@ -1,4 +1,4 @@
-//! Queues that end while commands of the GPU are in progress: the disk holds them back.
+//! Queues that end while commands of the GPU are in progress, because the disk holds them back.
 
 use std::thread;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::held_back_reader::HeldBackReader;
 use crate::load::memory_is_back;
 use crate::user::GpuUser;
 
-/// Who takes part.
+/// The participants.
 pub(super) struct AmidReads<'a> {
     guest: &'a GuestContext,
     disk: &'a Controller,
@@ -41,7 +41,8 @@ impl<'a> AmidReads<'a> {
         })
     }
 
-    /// The program is killed, then the memory is revoked. Deleting the queues waits for the commands in progress.
+    /// Kills the program, then revokes the memory. Deleting the queues waits for the commands in
+    /// progress.
     pub(super) fn ends(&self) -> anyhow::Result<String> {
         let killed =
             until_commands_are_met("the end of the program", || self.ends_with_its_program());
@@ -87,7 +88,8 @@ impl<'a> AmidReads<'a> {
         Ok(met)
     }
 
-    /// The disk refuses to delete the queues, so nvme resets it: then the commands in progress never end.
+    /// Tests a disk that refuses to delete the queues, so that nvme resets it: then the commands in
+    /// progress never end.
     pub(super) fn is_reset(&self) -> anyhow::Result<String> {
         let lost = until_commands_are_met("a reset in place of the deletion", || {
             self.is_reset_amid_reads()
@@ -128,7 +130,7 @@ impl<'a> AmidReads<'a> {
         HeldBackReader::make(&self.gpu.open()?, &self.disk.node, shape)
     }
 
-    /// Waits until the disk holds back most of the commands in progress; how many these are.
+    /// Waits until the disk holds back most of the commands in progress. Returns their number.
     fn wait_until_held_back(
         &self,
         watch: &TrafficWatch<'_>,
@@ -152,7 +154,8 @@ impl<'a> AmidReads<'a> {
         }
     }
 
-    /// The queues were deleted in order, for which the disk has completed what was in progress.
+    /// Checks that no command is in progress: the queues were deleted properly, so the disk has
+    /// completed all of them.
     fn have_ended(&self, watch: &TrafficWatch<'_>, begun: &Begun) -> anyhow::Result<()> {
         let left = in_progress(&watch.since(begun)?, self.disk.number)?;
         ensure!(
@@ -162,7 +165,7 @@ impl<'a> AmidReads<'a> {
         Ok(())
     }
 
-    /// The memory is free again, and what its next owner writes stays as it is.
+    /// Checks that the memory is free again, and that its next owner's data stays unchanged.
     fn next_owner_keeps_its_mark(&self, free: u64) -> anyhow::Result<()> {
         let gpu = self.gpu.open()?;
         let taken = take_all(&gpu);
@@ -174,7 +177,8 @@ impl<'a> AmidReads<'a> {
         self.keep_their_mark(&taken.iter().collect::<Vec<_>>())
     }
 
-    /// Marks memory, and has Linux read what the disk holds back as long as it did before: all that it would still do is done by then.
+    /// Marks memory, and lets Linux execute a read that the disk holds back for as long as the
+    /// earlier reads: all of its remaining work is done by then.
     fn keep_their_mark(&self, memory: &[&Buffer]) -> anyhow::Result<()> {
         for buffer in memory {
             let marks = vec![MARK; usize::try_from(buffer.size())?];
@@ -191,7 +195,8 @@ impl<'a> AmidReads<'a> {
         Ok(())
     }
 
-    /// Linux' own I/O goes on, and new queues work. The disk grants one pair, so that of before is gone.
+    /// Checks that Linux' own I/O continues, and that new queues work. The disk grants only one
+    /// pair, so the previous one must be gone.
     fn others_work(&self) -> anyhow::Result<()> {
         super::linux_works(self.guest, self.disk)?;
         let mut reader = Reader::make(self.disk, self.gpu, self.pattern)?;
@@ -201,7 +206,7 @@ impl<'a> AmidReads<'a> {
     }
 }
 
-/// Whether the launch is over, by its time limit at the earliest.
+/// Returns `true` if the launch has ended, by its time limit at the earliest.
 fn has_ended(reader: &mut HeldBackReader) -> anyhow::Result<bool> {
     match reader.statuses(held_back::PAUSE) {
         Err(Error::TimedOut(_)) => Ok(false),
@@ -210,7 +215,8 @@ fn has_ended(reader: &mut HeldBackReader) -> anyhow::Result<bool> {
     }
 }
 
-/// No completion comes within the limit, as the disk holds them back for longer or has lost them.
+/// Checks that no completion came within the limit, since the disk holds them back for longer or
+/// has lost them.
 fn ends_by_its_limit(ended: peerbar_gds::Result<Vec<u16>>) -> anyhow::Result<()> {
     match ended {
         Err(Error::Fault(Fault::TimeOut)) => Ok(()),

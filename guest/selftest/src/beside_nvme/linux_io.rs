@@ -1,4 +1,4 @@
-//! Reads and writes by Linux' own driver while something else goes on.
+//! Reads and writes by Linux' own driver while other work is in progress.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,13 +8,13 @@ use anyhow::{Context, anyhow};
 use peerbar_agent::mapped_buffer::MappedBuffer;
 use peerbar_pattern::Pattern;
 
-/// Bytes of a block, and how many there are. One transfer is of one block, by one command.
+/// Bytes of a block, and the number of blocks. One transfer has one block, by one command.
 pub(super) const IO_BYTES: u64 = 4096;
 const BLOCKS: u64 = 64;
 /// Bytes of the disk that are used.
 pub(super) const BYTES: u64 = IO_BYTES * BLOCKS;
 
-/// How far the transfers are.
+/// The progress of the transfers.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     transfers: AtomicU64,
@@ -23,7 +23,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Whether all blocks have been written and read once, or a transfer has failed.
+    /// Returns `true` if all blocks have been written and read once, or a transfer has failed.
     pub(super) fn is_enough(&self) -> bool {
         self.transfers() >= 2 * BLOCKS || self.is_over.load(Ordering::Acquire)
     }
@@ -33,8 +33,8 @@ impl Progress {
     }
 }
 
-/// Writes and reads the blocks of `disk` from `start` on, over and over, until `work` is done; its value, and how many transfers that
-/// were.
+/// Writes and reads the blocks of `disk` from `start` on, over and over, until `work` is done.
+/// Returns its value, and the number of transfers.
 pub(super) fn beside<T>(
     disk: &File,
     pattern: Pattern,

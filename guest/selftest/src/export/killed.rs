@@ -1,4 +1,5 @@
-//! A program exports memory and is killed: an importer that cannot be notified keeps the memory until it lets go.
+//! A program exports memory and is killed: an importer that cannot be notified keeps the memory
+//! until it releases it.
 
 use std::os::fd::OwnedFd;
 
@@ -15,10 +16,10 @@ use crate::user::GpuUser;
 /// Size of the memory in bytes.
 const BYTES: u64 = 1 << 20;
 
-/// What the next owners of all other memory write.
+/// Content that the next owners of all other memory write.
 const OTHER: u64 = 0x0bad_0bad_0bad_0bad;
 
-/// Returns how many bytes `reader` has copied out of the memory.
+/// Returns the number of bytes that `reader` has copied out of the memory.
 pub(super) fn memory_stays(bench: &Bench<'_>, reader: &gpus::Gpu) -> anyhow::Result<u64> {
     for (policy, kind) in [
         (ExportPolicy::Pinned, Kind::Pinning),
@@ -50,7 +51,7 @@ fn once(bench: &Bench<'_>, reader: &Gpu, policy: ExportPolicy, kind: Kind) -> an
     shows_the_mark(reader, &import.reopen()?)
 }
 
-/// The memory is what the program has left, also when a device reads it.
+/// Checks that the memory has the program's content, also when a device reads it.
 fn shows_the_mark(reader: &Gpu, dma_buf: &OwnedFd) -> anyhow::Result<()> {
     let imported = reader.import(dma_buf)?;
     let (copy, expected) = (reader.allocate(BYTES)?, reader.allocate(BYTES)?);

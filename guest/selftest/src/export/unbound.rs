@@ -1,5 +1,5 @@
-//! The GPU's driver is unbound while an importer that cannot be notified holds memory: others are notified at once, and the
-//! driver leaves when the last holder lets go.
+//! The GPU's driver is unbound while an importer that cannot be notified holds memory: others are
+//! notified at once, and the driver leaves when the last holder releases it.
 
 use std::path::Path;
 use std::{fs, thread};
@@ -15,7 +15,7 @@ use crate::load::{GPU_PAGE, TIME_OUT, memory_is_back};
 
 const DRIVER: &str = "/sys/bus/pci/drivers/peerbar_gpu";
 
-/// What the driver logs when it waits.
+/// The driver's message when it waits.
 const WAITS: &str = "is not removed before the last holder of its memory releases it";
 
 pub(super) fn waits_for_holders(bench: &Bench<'_>) -> anyhow::Result<()> {
@@ -30,10 +30,10 @@ pub(super) fn waits_for_holders(bench: &Bench<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The importer either pins or maps, so that each alone is seen to keep the driver.
+/// Tests an importer that only pins or only maps, to check that each alone keeps the driver.
 fn once(bench: &Bench<'_>, policy: ExportPolicy, kind: Kind) -> anyhow::Result<()> {
     let gpu = bench.gpu.open()?;
-    // The driver revokes one after the other, so none may wait for the holder of another.
+    // The driver revokes one after the other, and none may wait for the holder of another.
     let buffers = [(); 3].map(|()| gpu.allocate(GPU_PAGE));
     let [first, held, last] = buffers;
     let (first, held, last) = (first?, held?, last?);
@@ -70,7 +70,8 @@ fn once(bench: &Bench<'_>, policy: ExportPolicy, kind: Kind) -> anyhow::Result<(
     write("bind", bench)
 }
 
-/// All that can be notified are, and the driver says that it waits.
+/// Checks that all importers that can be notified were notified, and that the driver reports that
+/// it waits.
 fn is_waiting(
     bench: &Bench<'_>,
     log: &mut KernelLog,

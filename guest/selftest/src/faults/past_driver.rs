@@ -1,5 +1,5 @@
-//! A driver that makes every mistake, on a channel of its own: each one is the channel's error, an interrupt and a record, and
-//! costs the other channels nothing.
+//! A driver that makes every mistake, on its own channel: each causes an error of the channel, an
+//! interrupt and a record, and does not affect the other channels.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::channel::{
 use crate::expect::same;
 use crate::interrupts;
 
-/// How long the device may take to notice.
+/// Time limit for the device to notice.
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// A bus address without a completer.
@@ -24,7 +24,7 @@ const NOWHERE: u64 = 0x000f_0000_0000_0000;
 
 const ENTRIES: u32 = 4;
 
-/// Of the buffer: the ring, what a command fills, and a fence.
+/// Offsets in the buffer of the ring, of the memory that a command fills, and of a fence.
 const TARGET: u64 = 0x4000;
 const FENCE: u64 = 0x8000;
 const BYTES: u64 = 0x1_0000;
@@ -37,7 +37,7 @@ const COPY: u8 = 1;
 /// The first operand is in VRAM.
 const FIRST_IN_VRAM: u16 = 1;
 
-/// One mistake, and what must become of it. The driver's log has room for ten within five seconds.
+/// One mistake, and its expected result. The driver's log has room for ten within five seconds.
 struct Mistake {
     name: &'static str,
     ring: Ring,
@@ -48,7 +48,7 @@ struct Mistake {
     address: u64,
 }
 
-/// Requests of the device that mistakes make fail, by a bus address.
+/// Number of the device's requests that mistakes make fail, by a bus address.
 pub(super) const FAILED_REQUESTS: u64 = 2;
 
 pub(super) struct Bench<'a> {
@@ -57,7 +57,7 @@ pub(super) struct Bench<'a> {
     /// The GPU with a channel that must not be affected.
     other: Gpu,
     buffer: Buffer,
-    /// Where the buffer is in VRAM.
+    /// Offset of the buffer in VRAM.
     base: u64,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Bench<'a> {
         self.a_good_command_is_done().context("after all mistakes")
     }
 
-    /// Mistakes in setting a channel up and in ringing it.
+    /// Makes mistakes in setting up and ringing a channel.
     fn bad_rings(&self) -> [Mistake; 5] {
         let vram = self.other.properties().vram_bytes;
         let ring = self.good_ring();
@@ -132,7 +132,7 @@ impl<'a> Bench<'a> {
         ]
     }
 
-    /// Commands that cannot be.
+    /// Makes invalid commands.
     fn bad_entries(&self) -> [Mistake; 5] {
         let vram = self.other.properties().vram_bytes;
         let bad = |name, entry, code| Mistake {
@@ -224,7 +224,7 @@ impl<'a> Bench<'a> {
         ])
     }
 
-    /// Both the device's vector and the channel's.
+    /// Waits for the device's vector and the channel's.
     fn wait_for_interrupts(&self, before: [u64; 2]) -> anyhow::Result<()> {
         self.guest.uevents.wait_for(TIME_OUT, || {
             let now = self.interrupts()?;
@@ -237,7 +237,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The driver reports each fault that the device has recorded.
+    /// Checks that the driver reports each fault that the device has recorded.
     fn wait_for_record(&self, mistake: &Mistake, log: &mut KernelLog) -> anyhow::Result<()> {
         let access = if mistake.write { "write" } else { "read" };
         let wanted = format!(

@@ -11,7 +11,7 @@ use peerbar_gds::uapi::{self, Alloc, Submit, Wait};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl};
 
-/// How long a command may take, in nanoseconds.
+/// Time limit of a command, in nanoseconds.
 const TIME_OUT_NS: u64 = 30_000_000_000;
 
 /// The GPU's device file.
@@ -28,7 +28,7 @@ impl Node {
         Ok(Node { file })
     }
 
-    /// Allocates `size` bytes of VRAM; returns the handle.
+    /// Allocates `size` bytes of VRAM. Returns the handle.
     pub(crate) fn allocate(&self, size: u64) -> Result<u32, Errno> {
         let mut alloc = Alloc {
             size,
@@ -36,12 +36,12 @@ impl Node {
         };
         // SAFETY: the number names exactly this type, which is plain numbers without holes.
         let request = unsafe { Updater::<{ uapi::ALLOC }, Alloc>::new(&mut alloc) };
-        // SAFETY: as above; the driver touches nothing but the structure.
+        // SAFETY: as above; the driver accesses only the structure.
         unsafe { ioctl(&self.file, request) }?;
         Ok(alloc.handle)
     }
 
-    /// Submits a command; returns its fence.
+    /// Submits a command. Returns its fence.
     pub(super) fn submit(&self, submit: &Submit) -> Result<u64, Errno> {
         let mut submit = *submit;
         // SAFETY: as in `allocate`.
@@ -51,7 +51,7 @@ impl Node {
         Ok(submit.fence)
     }
 
-    /// Waits for a command; returns its error: 0, or a fault code.
+    /// Waits for a command. Returns its error: 0, or a fault code.
     pub(super) fn wait(&self, fence: u64) -> Result<u32, Errno> {
         let mut wait = Wait {
             fence,

@@ -1,5 +1,5 @@
-//! A program that asks the driver for what makes no sense: it is refused, or the command ends with the device's fault code, and
-//! the program's next command is done.
+//! A program that sends invalid requests to the driver: they are refused, or the command ends with
+//! the device's fault code, and the program's next command succeeds.
 
 use anyhow::{Context, bail, ensure};
 use peerbar_agent::gpus;
@@ -13,7 +13,7 @@ use crate::channel::Channel;
 /// Size of the program's buffer in bytes.
 const BYTES: u64 = 64 << 10;
 
-/// Bytes that are filled through a dma-buf, and so by a bus address. Nothing else is counted.
+/// Bytes that are filled through a dma-buf, and thus by a bus address. Nothing else is counted.
 pub(super) const IMPORTED_BYTES: u64 = BYTES;
 
 const COPY: u32 = 1;
@@ -25,7 +25,7 @@ const REDUCTION: u32 = 2;
 const ATOMIC_ADD: u32 = 4;
 const NVME_IO: u32 = 5;
 
-/// Operands that say a launch's shape.
+/// Operands that describe a launch's shape.
 const GRID: usize = 11;
 const BLOCK: usize = 12;
 
@@ -59,7 +59,7 @@ pub(super) fn run(gpu: &gpus::Gpu, channel: &Channel) -> anyhow::Result<()> {
     revoked_import_is_refused(gpu).context("a dma-buf that was revoked")
 }
 
-/// An operand that is an address: an offset in the buffer.
+/// Returns an operand that is an address: an offset in the buffer.
 fn address(handle: u32, offset: u64) -> Operand {
     Operand {
         space: 0,
@@ -75,7 +75,7 @@ fn number(offset: u64) -> Operand {
     }
 }
 
-/// A command whose first operands are these, of which those in `mask` are addresses.
+/// Makes a command with these first operands. Those in `mask` are addresses.
 fn command<const N: usize>(opcode: u32, operands: [Operand; N], mask: u32) -> Submit {
     let mut submit = Submit {
         opcode,
@@ -88,7 +88,7 @@ fn command<const N: usize>(opcode: u32, operands: [Operand; N], mask: u32) -> Su
     submit
 }
 
-/// One that makes sense.
+/// Makes a valid command.
 fn fill(handle: u32) -> Submit {
     command(FILL, [address(handle, 0), number(BYTES), number(1)], 1)
 }
@@ -104,7 +104,7 @@ fn launch(handle: u32, kernel: u32, elements: u64, shape: (u64, u64)) -> Submit 
     submit
 }
 
-/// What the driver must not give to the device.
+/// Returns the commands that the driver must not pass to the device.
 fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     let unaddressed = (1..=WAIT).map(|opcode| {
         let name = format!("opcode {opcode} with numbers of the program's for addresses");
@@ -125,7 +125,7 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     if let Some(operand) = host.operand.first_mut() {
         operand.space = 1;
     }
-    // A program could otherwise find out bus addresses by reading its own memory.
+    // Otherwise a program could find out bus addresses by reading its own memory.
     let mut summand = launch(handle, ATOMIC_ADD, 0, (1, 1));
     summand.address_mask = 0b11;
     if let Some(operand) = summand.operand.get_mut(1) {
@@ -165,7 +165,8 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     unaddressed.chain(others).collect()
 }
 
-/// A pair of queues of which the buffer has room for the first entries only, whatever length the program says.
+/// Makes a command with a pair of queues for whose first entries only the buffer has room, whatever
+/// length the program states.
 fn longer_queues(handle: u32) -> Submit {
     const ENTRIES: u64 = BYTES / 64 + 1;
     let at = address(handle, 0);
@@ -175,7 +176,7 @@ fn longer_queues(handle: u32) -> Submit {
     submit
 }
 
-/// What the device itself must find.
+/// Returns the commands whose mistake the device itself must find.
 fn faulted(handle: u32) -> Vec<(&'static str, Submit, u32)> {
     let overlap = [address(handle, 0), address(handle, 8), number(64)];
     let reduction = |shape| launch(handle, REDUCTION, 1, shape);
@@ -191,7 +192,8 @@ fn faulted(handle: u32) -> Vec<(&'static str, Submit, u32)> {
     bad.into_iter().chain([long]).collect()
 }
 
-/// Host memory lies in pieces, none of which overlaps its own copy, so the device would find nothing wrong.
+/// Checks that the driver refuses a copy within host memory that overlaps itself. The memory lies
+/// in pieces, none of which overlaps its own copy, so the device would find nothing wrong.
 fn overlap_in_parts_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     const DISTANCE: u64 = 6 << 20;
     let gpu = gpu.open()?;
@@ -203,7 +205,7 @@ fn overlap_in_parts_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     }
 }
 
-/// Memory that its owner has pulled away is not met by an importer's commands.
+/// Checks that an importer's commands do not access memory that its owner has revoked.
 fn revoked_import_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     const MARK: u64 = 0x3c3c_3c3c_3c3c_3c3c;
     let (owner, importer) = (gpu.open()?, gpu.open()?);

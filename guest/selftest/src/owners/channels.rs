@@ -1,4 +1,5 @@
-//! A user without rights has some of the GPU's channels at most, and leaves the others to other users.
+//! A user without privileges gets only some of the GPU's channels, and leaves the others to other
+//! users.
 
 #![expect(unsafe_code)]
 
@@ -13,9 +14,9 @@ use crate::fork::in_child;
 
 /// `PB_CHANNELS_OF_A_USER` of the driver.
 const MOST: u8 = 7;
-/// The UID of a user without rights.
+/// The UID of a user without privileges.
 const USER: libc::uid_t = 1000;
-/// What the child ends with, rather than a count.
+/// The child's exit code after a failure, in place of a count.
 const FAILED: u8 = 255;
 
 pub(super) fn of_a_user(gpu: &gpus::Gpu) -> anyhow::Result<()> {
@@ -28,16 +29,16 @@ pub(super) fn of_a_user(gpu: &gpus::Gpu) -> anyhow::Result<()> {
         ended.code() == Some(MOST.into()),
         "a user without rights was to get {MOST} channels and EBUSY for one more, but its process ended with {ended}"
     );
-    // They are still open, and so have their channels.
+    // They are still open, and thus have their channels.
     let others = gpu.open()?;
     let buffer = others.allocate(super::GPU_PAGE)?;
     others.fill(buffer.span(..)?, 0)?;
     Ok(())
 }
 
-/// How many of the files get a channel. It allocates nothing.
+/// Returns the number of files that get a channel. Allocates nothing.
 fn channels_as_a_user(files: &[File]) -> u8 {
-    // SAFETY: changes the user of this process alone, which has one thread.
+    // SAFETY: changes only the user of this process, which has one thread.
     if unsafe { libc::setresuid(USER, USER, USER) } != 0 {
         return FAILED;
     }

@@ -1,5 +1,5 @@
-//! Memory that is pulled away amid commands that have it several times: a revoke waits for the commands that use it, so
-//! none of them must wait for the revoke while it uses it.
+//! Memory that is revoked during commands that use it several times: a revoke waits for the
+//! commands that use the memory, so none of them may wait for the revoke while it uses it.
 
 use std::sync::mpsc;
 use std::thread;
@@ -11,7 +11,7 @@ use peerbar_gds::{Command, Error, Gpu, ImportedBuffer, Kernel};
 use crate::expect::driver_refused;
 use crate::load::GPU_PAGE;
 
-/// How often it is done: both have to meet within a few instructions.
+/// Number of rounds: both have to meet within a few instructions.
 const ROUNDS: usize = 200;
 
 pub(super) fn amid_commands(gpu: &gpus::Gpu) -> anyhow::Result<()> {
@@ -37,7 +37,7 @@ fn once(owner: &Gpu, importer: &Gpu) -> anyhow::Result<()> {
     })
 }
 
-/// Submits commands with three operands in the memory; returns why there is no next one.
+/// Submits commands with three operands in the memory. Returns the error that stops it.
 fn submit_until_refused(gpu: &Gpu, memory: &ImportedBuffer, begun: mpsc::Sender<()>) -> Error {
     let mut begun = Some(begun);
     loop {

@@ -1,6 +1,5 @@
-//! A function-level reset in the middle of a command that must not be done twice: it fails with that reason, or it was done
-//! in full.
-//! The commands behind it are done as without a reset.
+//! A function-level reset in the middle of a command that must not be executed twice: it fails with
+//! that reason, or it was executed in full. The commands behind it are executed as without a reset.
 
 use std::time::Duration;
 
@@ -12,13 +11,14 @@ use peerbar_gds::{Command, Error, Fault, Fence, Gpu, HostBuffer, Kernel};
 
 const RESETS: u32 = 3;
 
-/// Blocks and threads of the command that the reset meets, and of those behind it, each with a counter of its own.
+/// Blocks and threads of the command that the reset interrupts, and of those behind it, each with
+/// its own counter.
 const LAUNCHES: [(u32, u32); 3] = [(1 << 14, 1024), (512, 1000), (1, 1)];
 
 /// Bytes of a counter.
 const COUNTER: u64 = 8;
 
-/// How long the commands may take.
+/// Time limit of the commands.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
 pub(super) fn run(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
@@ -34,7 +34,7 @@ pub(super) fn run(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether the first command was ended by the reset.
+/// Returns `true` if the first command was ended by the reset.
 fn reset_amid_additions(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<bool> {
     let opened = gpu.open()?;
     let counters = opened.allocate_host(crate::PAGE)?;
@@ -90,7 +90,8 @@ fn counter(counters: &HostBuffer, index: u64) -> anyhow::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Whether the command was given up; a success with another count than the full one is a lie.
+/// Returns `true` if the command was given up. A success with another count than the full one is an
+/// error.
 fn judge(outcome: &peerbar_gds::Result<u64>, count: u64, full: u64) -> anyhow::Result<bool> {
     match outcome {
         Ok(0) if count == full => Ok(false),
