@@ -5,44 +5,47 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use peerbar_lab::artifacts::Own;
 
-/// Measures what the devices of peerbar can do.
+/// Measure the performance of peerbar's devices.
 #[derive(Parser)]
 #[command(name = "peerbar-bench", version)]
 pub(crate) struct Cli {
-    /// What to measure.
+    /// The suite to run.
     #[command(subcommand)]
     pub suite: Suite,
 }
 
-/// What to measure.
+/// The suite to run.
 #[derive(Subcommand)]
 pub(crate) enum Suite {
-    /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
+    /// Drive the controller's server from the host, without a guest: rates, latencies, bandwidth.
     Host(HostOptions),
-    /// Loads our controller and QEMU's own with fio, in turn in one guest.
+    /// Load our controller and QEMU's own with fio, in turn in one guest.
     Guest(GuestOptions),
-    /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.
+    /// Measure transfers between devices, compared with those through guest RAM and by messages
+    /// through QEMU.
     P2p(GuestOptions),
-    /// RDMA between the memories of GPUs, beside memcpy, guest RAM and the kernel's software RoCE.
+    /// Measure RDMA between GPUs' memory, compared with memcpy, guest RAM and the kernel's software
+    /// RoCE.
     Rdma(GuestOptions),
-    /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
+    /// Boot a plain guest with an empty init and ours in turn, and compare the times until each is
+    /// ready.
     Boot(BootOptions),
-    /// Sets two results side by side.
+    /// Compare two results.
     Compare {
-        /// A results.json, or the folder that it is in.
+        /// A results.json, or its folder.
         first: PathBuf,
-        /// The other.
+        /// The other results.json, or its folder.
         second: PathBuf,
     },
 }
 
-/// Drives the controller's server from the host.
+/// Drive the controller's server from the host.
 #[derive(Args)]
 pub(crate) struct HostOptions {
-    /// How much.
+    /// Extent of the measurement.
     #[command(flatten)]
     pub extent: Extent,
-    /// Words for the server's command line, separated by blanks, as `--server "--poll always"`.
+    /// Further arguments of the server, separated by blanks, as `--server "--poll always"`.
     #[arg(
         long,
         value_name = "WORDS",
@@ -52,38 +55,38 @@ pub(crate) struct HostOptions {
     pub server: String,
 }
 
-/// Loads controllers in a guest.
+/// Load controllers in a guest.
 #[derive(Args)]
 pub(crate) struct GuestOptions {
-    /// How much.
+    /// Extent of the measurement.
     #[command(flatten)]
     pub extent: Extent,
-    /// The user's own pieces.
+    /// The user's own QEMU, kernel and the like.
     #[command(flatten)]
     pub own: Own,
 }
 
-/// How much to measure, and where results go.
+/// Extent of a measurement, and the folder for results.
 #[derive(Args)]
 pub(crate) struct Extent {
-    /// Few figures, each measured once and short.
+    /// Measure few figures, each once and for a short time.
     #[arg(long)]
     pub quick: bool,
-    /// Only figures with this in their name.
+    /// Measure only figures with this in their name.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub only: String,
-    /// Folder that gets a folder for each measurement.
+    /// Folder for the folders of the measurements.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,
 }
 
-/// Boots a plain guest with an empty init and ours in turn.
+/// Boot a plain guest with an empty init and ours in turn.
 #[derive(Args)]
 pub(crate) struct BootOptions {
-    /// Boots of each kind; one with `--quick`.
+    /// Number of boots of each kind; one with `--quick`.
     #[arg(short = 'n', long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub boots: u32,
-    /// How much, and in what guest.
+    /// Extent of the measurement, and its guest.
     #[command(flatten)]
     pub guest: GuestOptions,
 }

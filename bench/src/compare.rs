@@ -1,4 +1,4 @@
-//! Two reports side by side.
+//! Comparison of two reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,9 @@ use crate::figure::{Figure, readable};
 use crate::report::Report;
 use crate::table::table;
 
-/// Every figure of either report, in both: the values, and the ratios to what stood beside them, which say more when
-/// machines or their loads differ. The last column is above 1 where the second report is the better one, and a dash where
-/// the ratios are to different things.
+/// Returns a table of the figures of both reports: values, and ratios to their baselines. The
+/// ratios say more if the machines or their loads differ. The last column is above 1 if the second
+/// report is better, and a dash if the baselines differ.
 pub(crate) fn compare(first: &Report, second: &Report) -> String {
     let header = [
         "figure",
@@ -46,7 +46,7 @@ fn origin(report: &Report) -> String {
     format!("commit {}, {}", report.commit, report.machine)
 }
 
-/// What differs in versions and settings.
+/// Returns the differences in versions and settings.
 fn differences(first: &Report, second: &Report) -> String {
     let of = |report: &Report| {
         let all = report.versions.iter().chain(&report.settings);
@@ -62,7 +62,7 @@ fn differences(first: &Report, second: &Report) -> String {
     lines.collect()
 }
 
-/// The figures that stand beside something else in `second`.
+/// Returns the figures that have another baseline in `second`.
 fn other_yardsticks(first: &Report, second: &Report) -> String {
     let pairs = first.figures.iter().filter_map(|a| {
         let b = second.figures.iter().find(|b| b.name == a.name)?;

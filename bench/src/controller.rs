@@ -13,24 +13,24 @@ use crate::loaded_queue::Queue;
 use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
 use crate::vfio_user::{VfioUser, take_messages, turn_on};
 
-/// Where the device sees the start of our memory.
+/// Bus address of the start of our memory.
 const BASE: u64 = 0x1000_0000;
 const ADMIN_ENTRIES: u16 = 16;
 
 /// A controller that is ready.
 pub(crate) struct Controller {
-    /// Memory that it reaches at [`Self::address`].
+    /// The memory that it reaches at [`Self::address`].
     pub(crate) memory: Arc<SharedMemory>,
-    /// What is left of the memory.
+    /// The free pages of the memory.
     pub(crate) pages: Pages,
     driver: peerbar_nvme_driver::Controller<VfioUser, BusMemory>,
-    /// What the device's first message signals: it is not waited for.
+    /// The eventfd of the device's first message. Nothing waits for it.
     _interrupt: OwnedFd,
     queues: u16,
 }
 
 impl Controller {
-    /// Brings the controller at `socket` up with `bytes` bytes of memory to share.
+    /// Enables the controller at `socket`, with `bytes` bytes of shared memory.
     pub(crate) fn bring_up(socket: &Path, bytes: usize) -> anyhow::Result<Self> {
         let mut client = Client::new(socket).context("cannot connect to a controller")?;
         let (memory, file) = SharedMemory::create(bytes)?;
@@ -58,18 +58,18 @@ impl Controller {
         })
     }
 
-    /// Where the device sees our memory at `offset`.
+    /// Returns the bus address of our memory at `offset`.
     pub(crate) fn address(offset: usize) -> u64 {
         BASE + u64_of(offset)
     }
 
-    /// The PRP entries of a command whose data lie in `pages`, up to 2 MiB of them.
+    /// Returns the PRP entries of a command with its data in `pages`, up to 2 MiB of them.
     pub(crate) fn prps(&self, pages: &[u64]) -> anyhow::Result<[u64; 2]> {
         let list = || self.pages.take(PAGE).map(Self::address);
         prps(pages, self.driver.memory(), list)
     }
 
-    /// How doorbells are written.
+    /// Returns, in words, how doorbells are written.
     pub(crate) fn doorbells(&self) -> &'static str {
         let mapped = self.driver.registers().is_mapped();
         match (self.driver.has_shadow_doorbells(), mapped) {
@@ -88,7 +88,7 @@ impl Controller {
     }
 }
 
-/// Takes memory for queues of `entries` entries each.
+/// Allocates memory for queues of `entries` entries each.
 fn queue_memory(pages: &Pages, entries: u16) -> anyhow::Result<QueueMemory> {
     let [submission, completion] = queue_offsets(pages, entries)?.map(Controller::address);
     Ok(QueueMemory {
@@ -99,13 +99,13 @@ fn queue_memory(pages: &Pages, entries: u16) -> anyhow::Result<QueueMemory> {
     })
 }
 
-/// The same: the offsets of submission queue and completion queue.
+/// Allocates the same memory. Returns the offsets of submission queue and completion queue.
 pub(crate) fn queue_offsets(pages: &Pages, entries: u16) -> anyhow::Result<[usize; 2]> {
     let entries = usize::from(entries);
     Ok([pages.take(64 * entries)?, pages.take(16 * entries)?])
 }
 
-/// On the machines that this runs on, both have 64 bits.
+/// Returns both have 64 bits on the machines that this runs on.
 fn u64_of(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }

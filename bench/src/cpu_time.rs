@@ -1,4 +1,4 @@
-//! How long a process has had a processor.
+//! The processor time of a process.
 
 use std::time::Duration;
 
@@ -7,8 +7,9 @@ use nix::errno::Errno;
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
-/// Time that all threads of process `pid` have run so far, those that have ended included (clock_getcpuclockid(3), in
-/// nanoseconds; /proc/PID/stat counts in ticks of 10 ms, and /proc/PID/task forgets threads that end).
+/// Returns the processor time of all threads of process `pid` so far, including threads that have
+/// ended (clock_getcpuclockid(3), in nanoseconds; /proc/PID/stat counts in ticks of 10 ms, and
+/// /proc/PID/task forgets threads that end).
 ///
 /// # Errors
 /// If there is no such process.

@@ -1,4 +1,4 @@
-//! The closed loop: keeps every queue's commands outstanding until the job has no more.
+//! The closed loop: keeps the commands of every queue outstanding until the job has no more.
 
 use std::time::{Duration, Instant};
 
@@ -7,22 +7,23 @@ use peerbar_nvme_driver::{Completion, DriverError, Registers};
 
 use crate::loaded_queue::{Direction, LoadedQueue, Slot};
 
-/// How long nothing may complete.
+/// Time limit from one completion to the next.
 const TIME_OUT: Duration = Duration::from_secs(20);
 /// Polls of all queues without a completion before the thread yields.
 const SPINS: u32 = 20_000;
 
-/// What is to be done with the commands.
+/// The work of the commands.
 pub(crate) trait Job {
-    /// Which way data goes.
+    /// Returns the direction of the data.
     fn direction(&self) -> Direction;
-    /// Returns the offset of the next command on the disk, or `None` if there is no more to do. The buffer is its own, to be filled for a write.
+    /// Returns the offset of the next command on the disk, or `None` if there is no more work. For
+    /// a write it fills the buffer, which it may use until the command completes.
     fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<u64>>;
-    /// A command has ended well.
+    /// Takes a command that has succeeded.
     fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()>;
 }
 
-/// Does `job` with all commands of `queues`. Returns once none is outstanding.
+/// Executes `job` with all commands of `queues`. Returns once none is outstanding.
 pub(crate) fn drive<R: Registers>(
     queues: &mut [LoadedQueue<R>],
     job: &mut impl Job,
@@ -60,7 +61,7 @@ pub(crate) fn drive<R: Registers>(
     Ok(())
 }
 
-/// Submits what the job has for the commands of a queue. Returns how many.
+/// Submits the job's next requests with the commands of a queue. Returns how many.
 fn fill<R: Registers>(
     queue: &mut LoadedQueue<R>,
     job: &mut impl Job,
@@ -82,7 +83,8 @@ fn fill<R: Registers>(
     Ok(count)
 }
 
-/// Takes the completions of a queue, from `first` on, and submits others in their place. Returns how many commands fewer are outstanding.
+/// Takes the completions of a queue, from `first` on, and submits others in their place. Returns
+/// the difference in outstanding commands.
 fn turn<R: Registers>(
     queue: &mut LoadedQueue<R>,
     job: &mut impl Job,
@@ -117,13 +119,13 @@ fn turn<R: Registers>(
     Ok(less)
 }
 
-/// The error of a completion that names a command that is not outstanding.
+/// Returns the error of a completion for a command that is not outstanding.
 fn stray(completion: Completion) -> String {
     let Completion { sqid, cid, .. } = completion;
     format!("queue {sqid} completed command {cid}, which is not outstanding")
 }
 
-/// The error of a command that did not succeed.
+/// Returns the error of a command that did not succeed.
 fn failed(opcode: u8, completion: Completion) -> anyhow::Error {
     let status = completion.status;
     DriverError::Command { opcode, status }.into()

@@ -1,4 +1,4 @@
-//! One measured figure beside what it is measured by.
+//! One measured figure and its baseline.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::spread::median;
 
-/// What a figure is measured by, taken in the same run.
+/// The baseline of a figure, measured in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Beside {
-    /// What that is.
+    /// Its name.
     pub what: String,
     /// Its value, in the figure's unit.
     pub value: f64,
 }
 
-/// What is wanted of a figure.
+/// The goal of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Goal {
-    /// The ratio shall not be below this.
+    /// The ratio must be at least this.
     RatioAtLeast(f64),
-    /// The ratio shall not be above this.
+    /// The ratio must be at most this.
     RatioAtMost(f64),
-    /// The value itself shall not be below this.
+    /// The value itself must be at least this.
     ValueAtLeast(f64),
 }
 
@@ -41,28 +41,28 @@ pub(crate) struct Latency {
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
-    /// Its name, the same in every run, its parts separated by slashes.
+    /// Its name, the same in every run. Slashes separate its parts.
     pub name: String,
-    /// What it is in, `IOPS` for one.
+    /// Its unit, such as `IOPS`.
     pub unit: String,
-    /// Whether more is better.
+    /// `true` if more is better.
     pub more_is_better: bool,
-    /// What was measured: the median of all rounds.
+    /// The median of all rounds.
     pub value: f64,
-    /// What the machine or another program came to.
+    /// The result of the machine or of another program.
     pub beside: Beside,
-    /// The median over all rounds of value / beside, each pair taken in one go.
+    /// The median over all rounds of value / beside, each pair measured together.
     pub ratio: f64,
-    /// What is wanted of it, if anything.
+    /// The goal, if there is one.
     pub goal: Option<Goal>,
-    /// How long single transfers took, if that was looked at.
+    /// The latency of single transfers, if it was measured.
     pub latency_us: Option<Latency>,
-    /// Time on a processor of the host for each transfer, if that was looked at, in nanoseconds.
+    /// Processor time of the host for each transfer in nanoseconds, if it was measured.
     pub cpu_ns: Option<f64>,
 }
 
 impl Figure {
-    /// A figure of several rounds, each a value and what stands beside it, taken in one go.
+    /// Makes a figure of several rounds, each a value and its baseline, measured together.
     pub(crate) fn of_rounds(
         name: impl Into<String>,
         unit: &str,
@@ -90,7 +90,8 @@ impl Figure {
         }
     }
 
-    /// Whether all of it are numbers. Where nothing was transferred, or in no time, some are none.
+    /// Returns `true` if all of it are numbers. Some are not if nothing was transferred, or in no
+    /// time.
     pub(crate) fn is_number(&self) -> bool {
         let latency = self.latency_us.iter();
         let latencies = latency.flat_map(|latency| [latency.p50, latency.p99, latency.p999]);
@@ -101,7 +102,7 @@ impl Figure {
         all.all(f64::is_finite)
     }
 
-    /// Whether the goal is reached; none without a goal.
+    /// Returns `true` if the goal is reached, or `None` without a goal.
     pub(crate) fn reaches_goal(&self) -> Option<bool> {
         Some(match self.goal? {
             Goal::RatioAtLeast(least) => self.ratio >= least,
@@ -121,7 +122,7 @@ impl fmt::Display for Goal {
     }
 }
 
-/// A number with three digits that count, and a letter for thousands or millions.
+/// Returns a number with three significant digits, and a letter for thousands or millions.
 pub(crate) fn readable(value: f64) -> String {
     let (scaled, letter) = match value.abs() {
         size if size >= 1e6 => (value / 1e6, "M"),

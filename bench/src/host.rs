@@ -1,4 +1,4 @@
-//! The controller's server driven from the host, without a guest.
+//! The controller's server, driven from the host without a guest.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::setup::{DISK_BYTES, Round, Session, Setup};
 use crate::spread::{latencies, median, quantile_us};
 use crate::suite::HostContext;
 
-/// The largest sum of all buffers of a measurement: 64 commands of 128 KiB.
+/// The largest total of a measurement's buffers: 64 commands of 128 KiB.
 const BUFFER_BYTES: usize = 8 << 20;
-/// Bytes of the two kinds of transfers.
+/// Sizes of the two kinds of transfers.
 const SMALL: usize = 4 << 10;
 const LARGE: usize = 128 << 10;
-/// What SPDK's NVMe/vfio-user target is known for, in 4 KiB reads a second of one core.
+/// The known rate of SPDK's NVMe/vfio-user target, in 4 KiB reads a second of one core.
 const NULL_GOAL: f64 = 4e6;
 
-/// What the names of figures of the tail have at their end.
+/// End of the names of figures of the tail.
 const TAIL: &str = "/p99";
-/// And those that stand beside a copy, too.
+/// The same for those that are compared with a copy, too.
 const TAIL_AND_COPY: &str = "/p99/and-copy";
 
-/// One line of what is measured.
+/// One row of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     direction: Direction,
@@ -49,7 +49,7 @@ impl Case {
         format!("host/{backend}/{direction}-{kib}k/{queues}-queues/depth-{depth}")
     }
 
-    /// The name of the last of its figures, with which those of the others begin.
+    /// Returns the name of its last figure. The names of its other figures are prefixes of it.
     fn last_name(&self) -> String {
         let tail = match (self.setup.depth, self.copies_to_host()) {
             (1, true) => TAIL_AND_COPY,
@@ -59,7 +59,7 @@ impl Case {
         self.name() + tail
     }
 
-    /// Whether a transfer of it is a copy of a namespace's memory.
+    /// Returns `true` if its transfers copy a namespace's memory.
     fn copies_to_host(&self) -> bool {
         self.setup.backend == "ram" && self.direction == Direction::Read
     }
@@ -75,7 +75,7 @@ impl Case {
     }
 }
 
-/// All cases: every depth on one queue, more queues at one depth, and large transfers.
+/// Returns all cases: every depth on one queue, more queues at one depth, and large transfers.
 fn cases(quick: bool) -> Vec<Case> {
     let depths: &[u16] = if quick {
         &[1, 32, 256]
@@ -133,13 +133,13 @@ pub(crate) fn measure(context: &mut HostContext<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the machine does at best.
+/// The limits of the machine.
 struct Bare {
     copies: Copies,
     calls: Calls,
 }
 
-/// The rounds of a case, the machine's limit and ours in turn.
+/// Measures a case, the machine's limit and ours in turn. Returns its figures.
 fn one(
     case: &Case,
     context: &HostContext<'_>,
@@ -167,7 +167,7 @@ fn one(
     Ok(figures)
 }
 
-/// What the machine does at best in transfers of this kind, a second.
+/// Returns the machine's limit for transfers of this kind, a second.
 fn limit(case: &Case, time: Duration, bare: &mut Bare) -> anyhow::Result<f64> {
     let Case { direction, setup } = *case;
     match setup.backend {
@@ -210,8 +210,9 @@ fn p99(times: &Histogram<u64>) -> f64 {
     quantile_us(times, 0.99)
 }
 
-/// The tail at depth 1, beside that of the round trips of a word between two threads, and beside the sum of that and the
-/// tail of single copies; each is one number for each round, or none.
+/// Returns the tail at depth 1, compared with that of a word's round trips between two threads, and
+/// with the sum of that and the tail of single copies. Each is one number for each round, or
+/// missing.
 fn tails(case: &Case, rounds: &[Round], trips: &[f64], copies: &[f64]) -> Vec<Figure> {
     let both = trips.iter().zip(copies).map(|(trip, copy)| trip + copy);
     let both: Vec<f64> = both.collect();

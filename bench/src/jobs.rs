@@ -1,4 +1,4 @@
-//! What is done with the commands: filling disks, measuring, and checking what comes back.
+//! The jobs of the commands: filling disks, measuring, and checking data.
 
 use std::time::{Duration, Instant};
 
@@ -9,37 +9,37 @@ use crate::drive::Job;
 use crate::loaded_queue::{Direction, Slot};
 use crate::spread::latencies;
 
-/// The disk, as a number of transfers.
+/// The size of the disk, as a number of transfers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     /// Bytes of a transfer.
     pub(crate) bytes: u64,
-    /// Transfers that fit the disk.
+    /// Transfers that fit on the disk.
     pub(crate) transfers: u64,
 }
 
 impl Extent {
-    /// Returns the offset of transfer `number`, or `None` behind the last one.
+    /// Returns the offset of transfer `number`, or `None` if it is beyond the disk.
     pub(crate) fn transfer(&self, number: u64) -> Option<u64> {
         (number < self.transfers).then(|| number * self.bytes)
     }
 
-    /// A transfer chosen at random.
+    /// Returns the offset of a random transfer.
     pub(crate) fn random(&self, rng: &mut Rng) -> Option<u64> {
         self.transfer(rng.u64(..self.transfers))
     }
 }
 
-/// The data that [`Fill`] writes at this offset: no two words of the disk are the same.
+/// Returns the data that [`Fill`] writes at this offset: no two words of the disk are the same.
 pub(crate) fn data(offset: u64, bytes: usize) -> impl Iterator<Item = u64> {
     let words = (0..).step_by(8).take(bytes / 8);
     words.map(move |inside: u64| 1 << 48 ^ (offset + inside))
 }
 
-/// Writes to every address data that are found nowhere else.
+/// Writes data to the whole disk, different at every address.
 pub(crate) struct Fill {
     pub(crate) extent: Extent,
-    /// How many transfers were submitted.
+    /// Number of submitted transfers.
     pub(crate) begun: u64,
 }
 
@@ -63,11 +63,11 @@ impl Job for Fill {
     }
 }
 
-/// Reads at random addresses and compares what comes with what [`Fill`] has written.
+/// Reads at random addresses and compares the data with that of [`Fill`].
 pub(crate) struct Check {
     pub(crate) extent: Extent,
     pub(crate) rng: Rng,
-    /// How many reads are still to come.
+    /// Number of remaining reads.
     pub(crate) left: u64,
 }
 
@@ -81,7 +81,7 @@ impl Job for Check {
             return Ok(None);
         }
         self.left -= 1;
-        // A read that does nothing must not find what an earlier one has brought.
+        // A read that does nothing must not find the data of an earlier one.
         slot.buffer.overwrite()?;
         Ok(self.extent.random(&mut self.rng))
     }
@@ -91,7 +91,7 @@ impl Job for Check {
     }
 }
 
-/// A time that begins with the first transfer, however long it takes to come to that.
+/// A period that begins with the first transfer, however late that is.
 pub(crate) struct Period {
     begun: Option<Instant>,
     time: Duration,
@@ -102,7 +102,7 @@ impl Period {
         Self { begun: None, time }
     }
 
-    /// Whether there may be another transfer.
+    /// Returns `true` if there may be another transfer.
     pub(crate) fn goes_on(&mut self, now: Instant) -> bool {
         let Some(begun) = self.begun else {
             self.begun = Some(now);
@@ -112,14 +112,14 @@ impl Period {
     }
 }
 
-/// Transfers at random addresses for a time, and notes how long each took.
+/// Transfers at random addresses for a time, and records the latency of each.
 pub(crate) struct Timed {
     pub(crate) direction: Direction,
     pub(crate) extent: Extent,
     pub(crate) rng: Rng,
     period: Period,
     last: Option<Instant>,
-    /// Latencies in nanoseconds, one for each transfer that completed.
+    /// Latencies in nanoseconds, one for each completed transfer.
     pub(crate) latencies: Histogram<u64>,
 }
 
@@ -136,7 +136,7 @@ impl Timed {
         }
     }
 
-    /// Transfers a second, from the first submission to the last completion.
+    /// Returns the transfers a second, from the first submission to the last completion.
     pub(crate) fn rate(&self) -> f64 {
         let time = self.period.begun.zip(self.last);
         let time = time.map_or(Duration::ZERO, |(begun, last)| last - begun);
@@ -144,12 +144,12 @@ impl Timed {
     }
 }
 
-/// How many values there are.
+/// Returns the number of values.
 pub(crate) fn count(histogram: &Histogram<u64>) -> f64 {
     exact(histogram.len())
 }
 
-/// The same number, if it is below 2^53.
+/// Returns the same number, if it is below 2^53.
 pub(crate) fn exact(number: u64) -> f64 {
     Duration::from_secs(number).as_secs_f64()
 }

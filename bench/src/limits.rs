@@ -1,4 +1,5 @@
-//! What the machine could do at best: bare copies, two threads that answer each other, a queue with nothing behind it.
+//! The limits of the machine: bare copies, two threads that answer each other, a queue without
+//! storage.
 
 use std::fs::File;
 use std::io;
@@ -20,12 +21,12 @@ use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
 use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
 use crate::spread::latencies;
 
-/// How many rounds a loop does between two readings of the clock.
+/// Rounds of a loop between two readings of the clock.
 const BATCH: u32 = 64;
-/// How often a ping-pong is restarted.
+/// Number of restarts of a ping-pong.
 const PING_PONG_STARTS: u32 = 20;
 
-/// Copies between memory of the kind that servers and guests have, by one thread.
+/// Copies by one thread between memory of the kind that servers and guests have.
 pub(crate) struct Copies {
     disk: SharedMemory,
     buffers: SharedMemory,
@@ -33,7 +34,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// From a disk of `disk_bytes` bytes to buffers of `buffer_bytes` bytes in all.
+    /// Copies from a disk of `disk_bytes` bytes to buffers of `buffer_bytes` bytes in total.
     pub(crate) fn new(disk_bytes: usize, buffer_bytes: usize) -> anyhow::Result<Self> {
         Ok(Self {
             disk: SharedMemory::create(disk_bytes)?.0,
@@ -42,8 +43,8 @@ impl Copies {
         })
     }
 
-    /// Copies a second of `bytes` bytes from random offsets of the disk or, as writes do, to them, for `time`; `buffers` buffers
-    /// are used in turn.
+    /// Returns the copies a second of `bytes` bytes from random offsets of the disk (or to them,
+    /// for writes), measured for `time`. `buffers` buffers are used in turn.
     pub(crate) fn rate(
         &mut self,
         direction: Direction,
@@ -71,8 +72,8 @@ impl Copies {
         Ok(f64::from(copies) / begun.elapsed().as_secs_f64())
     }
 
-    /// How long single copies of `bytes` bytes from random offsets of the disk take, in nanoseconds, each begun when the one
-    /// before is over.
+    /// Returns the times of single copies of `bytes` bytes from random offsets of the disk, in
+    /// nanoseconds. Each begins after the previous one.
     pub(crate) fn times(&mut self, bytes: usize, time: Duration) -> anyhow::Result<Histogram<u64>> {
         let mut times = latencies();
         let mut now = Instant::now();
@@ -81,7 +82,7 @@ impl Copies {
             let offset = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
             let range = self.disk.slice(offset, bytes)?;
             range.copy_to_volatile_slice(self.buffers.slice(0, bytes)?);
-            // Where the data has not come yet, the processor may go on to the clock.
+            // Without it, the processor may read the clock before the data has arrived.
             fence(Ordering::SeqCst);
             record(&mut times, &mut now);
         }
@@ -89,7 +90,7 @@ impl Copies {
     }
 }
 
-/// System calls on an image in the machine's page cache, by one thread.
+/// System calls by one thread on an image in the machine's page cache.
 pub(crate) struct Calls {
     image: File,
     bytes: u64,
@@ -97,7 +98,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// On an image of `bytes` bytes.
+    /// Makes an image of `bytes` bytes.
     pub(crate) fn new(bytes: u64) -> anyhow::Result<Self> {
         let image = tempfile::tempfile().context("cannot make an image")?;
         let mut at = 0;
@@ -115,7 +116,8 @@ impl Calls {
         })
     }
 
-    /// How many transfers of `bytes` bytes at random addresses one thread makes a second, in `time`.
+    /// Returns the transfers a second of `bytes` bytes at random addresses by one thread, measured
+    /// for `time`.
     pub(crate) fn rate(
         &mut self,
         direction: Direction,
@@ -140,8 +142,9 @@ impl Calls {
     }
 }
 
-/// Round trips of a word between two threads that spin, in nanoseconds. Two loops that wait for one another fall into one
-/// of a few rhythms, which differ by a factor of two and last: so they are restarted now and then.
+/// Returns the round trips of a word between two threads that spin, in nanoseconds. Two loops that
+/// wait for each other fall into one of a few rhythms, which last and differ by a factor of two, so
+/// they are restarted now and then.
 pub(crate) fn ping_pong(time: Duration) -> anyhow::Result<Histogram<u64>> {
     let mut times = latencies();
     for _ in 0..PING_PONG_STARTS {
@@ -152,7 +155,7 @@ pub(crate) fn ping_pong(time: Duration) -> anyhow::Result<Histogram<u64>> {
 
 fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> anyhow::Result<()> {
     let (memory, _) = SharedMemory::create(PAGE)?;
-    // Cache lines that have nothing in common, even where they are fetched in pairs.
+    // Separate cache lines, even if they are fetched in pairs.
     let (ping, pong) = (0, 256);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -164,7 +167,7 @@ fn bounce_anew(time: Duration, times: &mut Histogram<u64>) -> anyhow::Result<()>
                     std::hint::spin_loop();
                     continue;
                 }
-                // Not before: a store takes the other's cache line away.
+                // Not earlier: a store takes the other's cache line away.
                 memory.store32(pong, number)?;
                 seen = number;
             }
@@ -196,15 +199,15 @@ fn bounce(
     Ok(())
 }
 
-/// Notes the time since `since`, which is now from then on.
+/// Records the time since `since`, and sets `since` to now.
 fn record(times: &mut Histogram<u64>, since: &mut Instant) {
     let then = std::mem::replace(since, Instant::now());
     let nanoseconds = u64::try_from((*since - then).as_nanos()).unwrap_or(u64::MAX);
     times.saturating_record(nanoseconds);
 }
 
-/// Commands a second through a queue pair behind which a thread completes everything at once: with `depth` of them
-/// outstanding, for `time`.
+/// Returns the commands a second through a queue pair whose other side, a thread, completes
+/// everything at once: with `depth` of them outstanding, measured for `time`.
 pub(crate) fn empty_ring(depth: u16, time: Duration) -> anyhow::Result<f64> {
     let entries = (depth + 1).next_power_of_two().max(64);
     let bytes = 128 * usize::from(entries) + 4 * PAGE;
@@ -299,7 +302,7 @@ fn complete_all(
     Ok(())
 }
 
-/// A thread that panics is a mistake of ours, to be seen as such.
+/// Returns the outcome of a thread. A panic of the thread is a bug here, and is raised again.
 fn joined<T>(outcome: thread::Result<T>) -> T {
     outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,4 +1,4 @@
-//! A queue pair with the commands that it keeps outstanding.
+//! A queue pair with its outstanding commands.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::jobs::data;
 use crate::memory::{BusMemory, SharedMemory};
 use crate::vfio_user::VfioUser;
 
-/// Which way data goes.
+/// The direction of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
@@ -25,24 +25,24 @@ pub(crate) enum Direction {
 #[derive(Clone, Debug)]
 pub(crate) struct Buffer {
     pub(crate) memory: Arc<SharedMemory>,
-    /// Where in it the data begin.
+    /// Offset of the data.
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
 }
 
 impl Buffer {
-    /// The data.
+    /// Returns the data.
     pub(crate) fn data(&self) -> anyhow::Result<VolatileSlice<'_>> {
         self.memory.slice(self.offset, self.bytes)
     }
 
-    /// Overwrites the buffer with bytes that no disk holds.
+    /// Overwrites the buffer with bytes that no disk contains.
     pub(crate) fn overwrite(&self) -> anyhow::Result<()> {
         self.data()?.copy_from(&vec![u64::MAX; self.bytes / 8]);
         Ok(())
     }
 
-    /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at this offset.
+    /// Fails unless the data is what [`Fill`](crate::jobs::Fill) has written at this offset.
     pub(crate) fn compare(&self, offset: u64) -> anyhow::Result<()> {
         let mut found = vec![0_u64; self.bytes / 8];
         self.data()?.copy_to(&mut found);
@@ -60,12 +60,12 @@ pub(crate) struct Slot {
     block_bytes: u64,
     pub(crate) buffer: Buffer,
     pub(crate) offset: u64,
-    /// When it was submitted; none if it is not outstanding.
+    /// The time of submission, or `None` if it is not outstanding.
     pub(crate) since: Option<Instant>,
 }
 
 impl Slot {
-    /// A command for `buffer`, which the device finds by `prps`.
+    /// Makes a command for `buffer`, which the device reaches by `prps`.
     pub(crate) fn new(cid: u16, block_bytes: u32, buffer: Buffer, prps: [u64; 2]) -> Self {
         let mut entry = SubmissionEntry::new_zeroed();
         entry.cid = cid.into();
@@ -86,7 +86,7 @@ impl Slot {
         }
     }
 
-    /// Sets what the command transfers, and in which direction.
+    /// Sets the offset and the direction of the transfer.
     pub(crate) fn set_target(&mut self, direction: Direction, offset: u64) {
         let opcode = match direction {
             Direction::Read => NvmOpcode::Read,
@@ -101,12 +101,12 @@ impl Slot {
         self.entry.cdw11 = u32::from_le_bytes([b4, b5, b6, b7]).into();
     }
 
-    /// The submission queue entry.
+    /// Returns the submission queue entry.
     pub(crate) fn entry(&self) -> &[u8; 64] {
         transmute_ref!(&self.entry)
     }
 
-    /// Its opcode.
+    /// Returns its opcode.
     pub(crate) fn opcode(&self) -> u8 {
         self.entry.opcode
     }
@@ -115,7 +115,7 @@ impl Slot {
 /// A pair of I/O queues of a server's controller.
 pub(crate) type Queue = QueuePair<VfioUser, BusMemory>;
 
-/// A queue pair and its commands; each has its index for identifier.
+/// A queue pair and its commands. The identifier of a command is its index.
 pub(crate) struct LoadedQueue<R = VfioUser> {
     pub(crate) pair: QueuePair<R, BusMemory>,
     pub(crate) slots: Vec<Slot>,

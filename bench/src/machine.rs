@@ -1,33 +1,34 @@
-//! The machine, and how much of it others had.
+//! The machine, and its load by other programs.
 
 use std::{fmt, fs};
 
 use serde::{Deserialize, Serialize};
 
-/// The part of all processors that other programs may use before a report says so.
+/// The share of all processors that other programs may use before a report mentions it.
 const QUIET: f64 = 0.1;
 
-/// The machine, as Linux tells.
+/// The machine, as Linux reports it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     /// Model of the processors.
     pub cpu: String,
-    /// How many of them this process may use.
+    /// Number of processors that this process may use.
     pub cpus: u32,
     /// Kernel of the host.
     pub kernel: String,
     /// Memory in KiB.
     pub memory_kib: u64,
-    /// What its idle processors do: cpuidle's driver and governor, and for how long those of a virtual machine poll before they halt. It
-    /// decides how long a wake-up takes.
+    /// The behaviour of idle processors: cpuidle's driver and governor, and how long those of a
+    /// virtual machine poll before they halt. It determines the time of a wake-up.
     #[serde(default)]
     pub idle: String,
-    /// How many processors worked for others while this was measured, on average; none if that was not measured.
+    /// Average number of processors that other programs used during the measurement, if it was
+    /// measured.
     pub others: Option<f64>,
 }
 
 impl Machine {
-    /// This machine.
+    /// Returns this machine.
     pub(crate) fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -47,8 +48,8 @@ impl Machine {
         }
     }
 
-    /// Whether others had so much of the processors that ratios are no help any more: threads that wait for one another
-    /// then measure the scheduler.
+    /// Returns `true` if other programs used so much of the processors that ratios do not help
+    /// either: threads that wait for each other then measure the scheduler.
     pub(crate) fn is_busy(&self) -> bool {
         let quiet = f64::from(self.cpus) * QUIET;
         self.others.is_none_or(|others| others > quiet)
@@ -65,7 +66,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Driver, governor and `guest_halt_poll_ns` in one line.
+/// Returns driver, governor and `guest_halt_poll_ns` in one line.
 fn idle(read: [&str; 3]) -> String {
     let [driver, governor, poll_ns] = read.map(|text| match text.trim() {
         "" => "unknown",
@@ -74,7 +75,7 @@ fn idle(read: [&str; 3]) -> String {
     format!("driver {driver}, governor {governor}, guest_halt_poll_ns {poll_ns}")
 }
 
-/// What stands behind `name` and a colon in a text of such lines, the first time.
+/// Returns the first value of `name` in a text of lines `NAME: VALUE`.
 fn field<'a>(text: &'a str, name: &str) -> &'a str {
     let pairs = text.lines().filter_map(|line| line.split_once(':'));
     let found = pairs.into_iter().find(|(key, _)| key.trim() == name);
@@ -85,20 +86,20 @@ fn first_number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// Time of all processors and of this process until now, in the same clock ticks (Linux, proc(5)).
+/// Time of all processors and of this process so far, in the same clock ticks (Linux, proc(5)).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Ticks {
     processors: u32,
     /// Of all processors, idle or not.
     all: u64,
-    /// Of processors that were not idle, those of other machines on the same hardware included.
+    /// Of processors that were not idle, including those of other machines on the same hardware.
     work: u64,
     /// Of this process, and of its children that have ended and their children.
     own: u64,
 }
 
 impl Ticks {
-    /// Now; none if Linux does not report it.
+    /// Returns the present ticks, or `None` if Linux does not report them.
     pub(crate) fn now() -> Option<Self> {
         let read = |path: &str| fs::read_to_string(path).ok();
         Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?)
@@ -111,12 +112,13 @@ impl Ticks {
             .split_whitespace()
             .map_while(|word| word.parse().ok())
             .collect();
-        // Guests' time, the last two, is in user time, the first two.
+        // The times of guests, the last two, are included in the user times, the first two.
         let [user, nice, system, idle, waiting, irq, softirq, stolen, ..] = sums[..] else {
             return None;
         };
         let work = user + nice + system + irq + softirq + stolen;
-        // The name, in parentheses, may hold anything. utime is field 14, and the state, which follows the name, field 3.
+        // The name, in parentheses, may contain anything. utime is field 14, and the state, which
+        // follows the name, field 3.
         let behind_name = own.rsplit_once(") ")?.1;
         let times = behind_name.split_whitespace().skip(11).take(4);
         Some(Self {
@@ -127,7 +129,7 @@ impl Ticks {
         })
     }
 
-    /// How many processors worked for others since then, on average.
+    /// Returns the average number of processors that other programs used since then.
     pub(crate) fn others_until(&self, now: &Self) -> Option<f64> {
         let since = |then: u64, now: u64| u32::try_from(now.saturating_sub(then)).ok();
         let all = since(self.all, now.all).filter(|ticks| *ticks > 0)?;

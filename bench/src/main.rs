@@ -1,13 +1,13 @@
-//! Measures what the devices can do, and what the machine could.
+//! Measures the performance of the devices, and the limits of the machine.
 //!
-//! Every figure stands beside a limit that was measured in the same run, in turn with it: a bare loop, an empty ring,
-//! another program's device. On a machine with other work the figure alone says little, the ratio still does. Figures
-//! and what they were measured with make a [`Report`](report::Report), which is printed as a table and kept as JSON; [`compare`] sets
-//! two of them side by side.
+//! Every figure has a baseline that was measured in the same run, in turn with it: a bare loop, an
+//! empty ring, another program's device. On a busy machine the figure alone says little, but the
+//! ratio still does. The figures, with versions and settings, make a [`Report`](report::Report),
+//! which is printed as a table and kept as JSON. [`compare`] compares two of them.
 //!
-//! The suite [`host`] needs no guest: `peerbar-nvme-driver` drives
-//! a server over its socket, with queues and data in shared memory. It uses shadow doorbells and a doorbell page that
-//! can be mapped where the server offers them, and messages for what is left. The suites in [`guests`] boot guests.
+//! The suite [`host`] needs no guest: `peerbar-nvme-driver` drives a server over its socket, with
+//! queues and data in shared memory. It uses shadow doorbells and a mapped doorbell page if the
+//! server offers them, and messages for everything else. The suites in [`guests`] boot guests.
 
 #![forbid(unsafe_code)]
 

@@ -11,17 +11,18 @@ use peerbar_nvme_driver::DmaMemory;
 use rustix::fs::MemfdFlags;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Size of a page of memory, of the machine's and of NVMe's.
+/// Page size of the machine and of NVMe.
 pub(crate) const PAGE: usize = 4096;
 
-/// A shared memory file, mapped as a whole, all of it backed by pages.
+/// A shared memory file, mapped as a whole, with all pages present.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     region: MmapRegion,
 }
 
 impl SharedMemory {
-    /// A new memory file of `bytes` bytes. Every page has been written, so that no measurement pays for page faults.
+    /// Makes a memory file of `bytes` bytes. Every page has been written, so that no measurement
+    /// includes page faults.
     pub(crate) fn create(bytes: usize) -> anyhow::Result<(Self, File)> {
         let action = || format!("cannot create {bytes} bytes of shared memory");
         let fd = rustix::fs::memfd_create("peerbar-bench", MemfdFlags::CLOEXEC);
@@ -44,36 +45,36 @@ impl SharedMemory {
         Ok(Self { region })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.region.size()
     }
 
-    /// `len` bytes at `offset`.
+    /// Returns `len` bytes at `offset`.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> anyhow::Result<VolatileSlice<'_>> {
         Ok(self.region.get_slice(offset, len)?)
     }
 
-    /// Reads the 8 bytes at `offset`, a multiple of 8. What is read after it is not older.
+    /// Reads the 8 bytes at `offset`, a multiple of 8, with acquire ordering.
     pub(crate) fn load64(&self, offset: usize) -> anyhow::Result<u64> {
         let word = self.region.get_atomic_ref::<AtomicU64>(offset)?;
         Ok(u64::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// Writes the 8 bytes at `offset`, a multiple of 8. What was written before it is seen before it.
+    /// Writes the 8 bytes at `offset`, a multiple of 8, with release ordering.
     pub(crate) fn store64(&self, offset: usize, value: u64) -> anyhow::Result<()> {
         let word = self.region.get_atomic_ref::<AtomicU64>(offset)?;
         word.store(value.to_le(), Ordering::Release);
         Ok(())
     }
 
-    /// Reads the 4 bytes at `offset`, a multiple of 4. What is read after it is not older.
+    /// Reads the 4 bytes at `offset`, a multiple of 4, with acquire ordering.
     pub(crate) fn load32(&self, offset: usize) -> anyhow::Result<u32> {
         let word = self.region.get_atomic_ref::<AtomicU32>(offset)?;
         Ok(u32::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// Writes the 4 bytes at `offset`, a multiple of 4. What was written before it is seen before it.
+    /// Writes the 4 bytes at `offset`, a multiple of 4, with release ordering.
     pub(crate) fn store32(&self, offset: usize, value: u32) -> anyhow::Result<()> {
         let word = self.region.get_atomic_ref::<AtomicU32>(offset)?;
         word.store(value.to_le(), Ordering::Release);
@@ -81,7 +82,7 @@ impl SharedMemory {
     }
 }
 
-/// Shared memory at the address where a device finds it.
+/// Shared memory at its bus address.
 #[derive(Clone, Debug)]
 pub(crate) struct BusMemory {
     pub(crate) memory: Arc<SharedMemory>,
@@ -89,7 +90,7 @@ pub(crate) struct BusMemory {
 }
 
 impl BusMemory {
-    /// The offset of `address`; beyond the memory if it is elsewhere.
+    /// Returns the offset of `address`, or one beyond the memory if it is elsewhere.
     fn offset(&self, address: u64) -> usize {
         usize::try_from(address.wrapping_sub(self.address)).unwrap_or(usize::MAX)
     }
@@ -127,7 +128,7 @@ impl DmaMemory for BusMemory {
     }
 }
 
-/// Allocates the pages of a memory, in order; none is freed.
+/// Allocates the pages of a memory in order. None is freed.
 #[derive(Debug)]
 pub(crate) struct Pages {
     next: Cell<usize>,
@@ -135,7 +136,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Those of a memory of `all` bytes.
+    /// Returns the pages of a memory of `all` bytes.
     pub(crate) fn new(all: usize) -> Self {
         Self {
             next: Cell::new(0),
@@ -143,7 +144,7 @@ impl Pages {
         }
     }
 
-    /// Offset of the next free `bytes` bytes, at the start of a page.
+    /// Returns the offset of the next free `bytes` bytes, at the start of a page.
     pub(crate) fn take(&self, bytes: usize) -> anyhow::Result<usize> {
         let offset = self.next.get();
         let all = self.all;

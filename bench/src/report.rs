@@ -1,4 +1,4 @@
-//! What was measured, with what, on what machine: a table for people, JSON for later.
+//! The result of a run, with versions, settings and machine: a table for people, JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,26 +15,26 @@ use crate::table::table;
 /// The figures of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub unix_seconds: u64,
-    /// The commit of this project that was measured; `scripts/bench` says it by `PEERBAR_COMMIT`.
+    /// The measured commit of this project, which `scripts/bench` passes in `PEERBAR_COMMIT`.
     pub commit: String,
     /// The machine.
     pub machine: Machine,
-    /// Versions of what takes part, by name.
+    /// Versions of the parts, by name.
     pub versions: BTreeMap<String, String>,
-    /// What was measured how, by name.
+    /// Settings of the measurements, by name.
     pub settings: BTreeMap<String, String>,
-    /// What came out.
+    /// The figures.
     pub figures: Vec<Figure>,
-    /// When it began, as the processors count.
+    /// Processor times at the start.
     #[serde(skip)]
     begun: Option<Ticks>,
 }
 
 impl Report {
-    /// A report without figures, of this machine and now. Of versions, that of Rust is there already, as
-    /// `scripts/bench` says it by `PEERBAR_RUSTC`.
+    /// Returns a report of this machine and time, without figures. It already contains the version
+    /// of Rust, which `scripts/bench` passes in `PEERBAR_RUSTC`.
     pub(crate) fn begin() -> Self {
         let said = |name| std::env::var(name).unwrap_or_else(|_| "unknown".to_owned());
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -49,7 +49,8 @@ impl Report {
         }
     }
 
-    /// Notes what others had of the machine since the beginning. Children that are still alive count as others.
+    /// Records other programs' use of the machine since the start. Children that are still alive
+    /// count as others.
     pub(crate) fn end(&mut self) {
         let (begun, now) = (self.begun, Ticks::now());
         self.machine.others = begun
@@ -57,7 +58,7 @@ impl Report {
             .and_then(|(begun, now)| begun.others_until(&now));
     }
 
-    /// Whether every figure is a number.
+    /// Checks that every figure is a number.
     ///
     /// # Errors
     /// If one is not; the first is named.
@@ -79,7 +80,8 @@ impl Report {
             .with_context(|| format!("{} is no report of `peerbar-bench`", path.display()))
     }
 
-    /// The figures for people. Where others had the processors, too, whether a goal is reached is not said.
+    /// Returns the figures as a table. If other programs used the processors, it does not say which
+    /// goals are reached.
     pub(crate) fn table(&self) -> String {
         let header = [
             "figure",

@@ -1,4 +1,4 @@
-//! Runs what the command line asks for.
+//! Executes the command line.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ fn in_guest(name: &str, options: &GuestOptions, measure: GuestSuite) -> Result<(
     suite::run(name, &options.extent, &options.own, measure)
 }
 
-/// Reads results, named by their file or by its folder.
+/// Reads results by the path of their file or its folder.
 fn load(path: &Path) -> Result<Report, Failure> {
     let file = if path.is_dir() {
         path.join(RESULTS)

@@ -1,4 +1,4 @@
-//! A server as a process.
+//! A server process.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,18 +16,18 @@ use tempfile::TempDir;
 /// Bytes of a logical block.
 pub(crate) const BLOCK_BYTES: u32 = 4096;
 
-/// How servers are started.
+/// The command that starts servers.
 pub(crate) struct ServerCommand {
-    /// The words before each command line that make a server end with this process.
+    /// Prefix of each command line that ends a server with this process.
     under: [OsString; 3],
     /// The program `peerbar-nvme`.
     program: PathBuf,
-    /// More words for its command line, from the user.
+    /// Further arguments of the user.
     words: Vec<OsString>,
 }
 
 impl ServerCommand {
-    /// With `words`, separated by blanks, for each `peerbar-nvme`.
+    /// Passes `words`, separated by blanks, to each `peerbar-nvme`.
     pub(crate) fn new(words: &str) -> Result<Self, Failure> {
         Ok(Self {
             under: parent_death::words()?,
@@ -51,7 +51,7 @@ impl ServerCommand {
     }
 }
 
-/// A server that listens, killed when dropped.
+/// A listening server, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
@@ -59,8 +59,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `program` and waits until it is ready. The words of `under`, if there are any, are a program that it is
-    /// run by, and its arguments.
+    /// Starts `program` and waits until it is ready. If there are words in `under`, they are a
+    /// program that runs it, and its arguments.
     fn start<W: Into<OsString>>(
         under: &[OsString],
         program: &Path,
@@ -94,17 +94,18 @@ impl Server {
         bail!("{} does not start: {said}", program.display())
     }
 
-    /// Where clients connect.
+    /// Returns the socket for clients.
     pub(crate) fn socket(&self) -> PathBuf {
         socket(&self.folder)
     }
 
-    /// Its process.
+    /// Returns its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it says so; a server that fails closes its standard output.
+    /// Waits until the server is ready. Returns `false` if it has failed, which closes its standard
+    /// output.
     fn is_ready(&mut self) -> bool {
         let mut line = String::new();
         let stdout = self.child.stdout.take().map(BufReader::new);
@@ -113,7 +114,8 @@ impl Server {
     }
 }
 
-/// What a program that failed says is wrong: the line that calls itself an error, or the last one.
+/// Returns the error message of a program that failed: the line that starts with `error`, or the
+/// last one.
 fn complaint(said: &str) -> &str {
     let mut lines = said.lines().rev();
     let error = lines.clone().find_map(|line| line.strip_prefix("error: "));
@@ -127,7 +129,7 @@ fn socket(folder: &TempDir) -> PathBuf {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails if it has ended already.
+        // Fails if it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -171,7 +173,7 @@ mod tests {
         assert!(!process.exists());
     }
 
-    /// A shell that is given a script in place of the options that servers have.
+    /// Starts a shell with a script in place of the options of a server.
     fn start(script: &str) -> anyhow::Result<Server> {
         let folder = TempDir::new().unwrap();
         let program = folder.path().join("sh");

@@ -1,4 +1,4 @@
-//! A server with one disk, our driver on it, and queues that are ready to be driven.
+//! A server with one disk, our driver on it, and queues that are ready.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,15 +19,16 @@ use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
 use crate::memory::PAGE;
 use crate::server::{BLOCK_BYTES, Server, ServerCommand};
 
-/// Bytes of the disk, beyond the caches of most processors.
+/// Bytes of the disk: more than the caches of most processors.
 pub(crate) const DISK_BYTES: u64 = 128 << 20;
-/// Reads in a pass that compares data.
+/// Reads of a pass that compares data.
 const CHECKED: u64 = 4096;
 
-/// What to start.
+/// The setup of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    /// Where the namespace is kept: `ram`, `null`, or `file`, an image in the machine's page cache.
+    /// The backend of the namespace: `ram`, `null`, or `file`, an image in the machine's page
+    /// cache.
     pub(crate) backend: &'static str,
     pub(crate) queues: u16,
     /// Commands outstanding on each queue.
@@ -37,7 +38,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Starts a server; its image is made in `folder`.
+    /// Starts a server, with its image in `folder`.
     fn server(&self, command: &ServerCommand, folder: &Path) -> Result<Server, Failure> {
         let mut namespace = OsString::from(format!("{}=", self.backend));
         if self.backend == "file" {
@@ -60,7 +61,7 @@ impl Setup {
         }
     }
 
-    /// Bytes of queues, shadow doorbells, data and PRP lists.
+    /// Returns the bytes of queues, shadow doorbells, data and PRP lists.
     fn memory_bytes(&self) -> usize {
         let commands = usize::from(self.queues) * usize::from(self.depth);
         let queue = 128 * usize::from(entries(self.depth)) + 2 * PAGE;
@@ -68,18 +69,18 @@ impl Setup {
     }
 }
 
-/// Entries of queues for `depth` commands.
+/// Returns the number of entries of queues for `depth` commands.
 fn entries(depth: u16) -> u16 {
     (depth + 1).next_power_of_two().max(64)
 }
 
-/// What one round of transfers came to.
+/// The result of a round of transfers.
 pub(crate) struct Round {
     /// Transfers a second.
     pub(crate) rate: f64,
     /// In nanoseconds.
     pub(crate) latencies: Histogram<u64>,
-    /// Time on a processor of the server for each transfer, in nanoseconds.
+    /// Processor time of the server for each transfer, in nanoseconds.
     pub(crate) cpu_ns: f64,
 }
 
@@ -114,7 +115,7 @@ impl Session {
         Ok(session)
     }
 
-    /// How doorbells are rung.
+    /// Returns, in words, how doorbells are written.
     pub(crate) fn doorbells(&self) -> &'static str {
         self.controller.doorbells()
     }
@@ -132,7 +133,7 @@ impl Session {
         })
     }
 
-    /// Rewrites the disk, and reads at random with every byte compared.
+    /// Writes the disk anew, reads at random addresses and compares every byte.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         self.fill()?;
         let mut check = Check {
@@ -152,7 +153,7 @@ impl Session {
     }
 }
 
-/// A queue pair with commands, whose data lie in the controller's memory.
+/// Makes a queue pair with commands, whose data is in the controller's memory.
 fn load_queue(controller: &mut Controller, setup: &Setup) -> anyhow::Result<LoadedQueue> {
     let pair = controller.create_queues(entries(setup.depth))?;
     let slots = (0..setup.depth).map(|cid| {

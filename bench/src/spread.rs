@@ -1,8 +1,8 @@
-//! Middle and tail of what was measured several times.
+//! Median and tail of several values.
 
 use hdrhistogram::Histogram;
 
-/// The middle one of `values`; of two middle ones, their mean; not a number if there is none.
+/// Returns the median of `values`, or NaN if there is none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,13 +11,13 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     (middle(last / 2) + middle(last.div_ceil(2))) / 2.0
 }
 
-/// A histogram of latencies in nanoseconds, up to 100 s, to three digits.
+/// Returns a histogram of latencies in nanoseconds, up to 100 s, to three digits.
 pub(crate) fn latencies() -> Histogram<u64> {
     // Bounds and precision are constants that the type allows.
     Histogram::new_with_bounds(1, 100_000_000_000, 3).unwrap_or_else(|_| unreachable!())
 }
 
-/// Latencies that so much of all stays below, in microseconds.
+/// Returns the latency that this share of all stays below, in microseconds.
 pub(crate) fn quantile_us(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     std::time::Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6
 }

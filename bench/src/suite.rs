@@ -14,19 +14,19 @@ use crate::cli::Extent;
 use crate::report::Report;
 use crate::server::ServerCommand;
 
-/// The file with the figures in a run's folder.
+/// The file with the figures, in a run's folder.
 pub(crate) const RESULTS: &str = "results.json";
 
-/// How much a suite measures, and where its figures go.
+/// The extent of a suite, and the report of its figures.
 pub(crate) struct SuiteContext<'a, O> {
     pub(crate) extent: &'a Extent,
-    /// What it measures.
+    /// Its options.
     pub(crate) options: &'a O,
-    /// Gets the results, and a folder for each guest.
+    /// The folder for the results and for each guest's folder.
     pub(crate) folder: Folder,
-    /// They live as long as the process: a guest of a lab is ended by them, too.
+    /// They live as long as the process, because they also end a lab's guest.
     pub(crate) signals: &'static Signals,
-    /// Gets the figures.
+    /// The report of the figures.
     pub(crate) report: Report,
     progress: Option<Progress>,
 }
@@ -37,7 +37,7 @@ pub(crate) type HostContext<'a> = SuiteContext<'a, ServerCommand>;
 pub(crate) type GuestContext<'a> = SuiteContext<'a, Own>;
 
 impl<O> SuiteContext<'_, O> {
-    /// Shows the name of the next measurement, and prevents it after a signal.
+    /// Shows the name of the next measurement, or fails after a signal.
     pub(crate) fn stage(&mut self, name: &str) -> Result<(), Failure> {
         self.progress
             .get_or_insert_with(Progress::default)
@@ -45,7 +45,7 @@ impl<O> SuiteContext<'_, O> {
         self.check_signals()
     }
 
-    /// Whether a figure of that name is asked for.
+    /// Returns `true` if a figure of that name is wanted.
     pub(crate) fn wants(&self, name: &str) -> bool {
         name.contains(&self.extent.only)
     }
@@ -55,7 +55,7 @@ impl<O> SuiteContext<'_, O> {
         pending.map_or(Ok(()), |signal| Err(Failure::Interrupted(signal)))
     }
 
-    /// Keeps and prints what was measured, also before a failure.
+    /// Keeps and prints the figures, also before a failure.
     fn conclude(&mut self) -> Result<(), Failure> {
         self.progress = None;
         let (report, only) = (&mut self.report, &self.extent.only);
@@ -80,12 +80,12 @@ impl<O> SuiteContext<'_, O> {
 }
 
 impl HostContext<'_> {
-    /// How often each measurement is made.
+    /// Returns the number of rounds of each measurement.
     pub(crate) fn rounds(&self) -> u32 {
         if self.extent.quick { 1 } else { 5 }
     }
 
-    /// How long each of them is.
+    /// Returns the length of a round.
     pub(crate) fn time(&self) -> Duration {
         Duration::from_millis(if self.extent.quick { 100 } else { 200 })
     }

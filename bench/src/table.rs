@@ -2,7 +2,7 @@
 
 use peerbar_lab::table::Table;
 
-/// A table as wide as its words, whose columns of numbers are flush right.
+/// Returns a table whose columns are as wide as their words. Columns of numbers are flush right.
 pub(crate) fn table<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     numbers: impl IntoIterator<Item = usize>,

@@ -1,4 +1,4 @@
-//! A device's regions over its vfio-user socket, and what of them can be mapped.
+//! A device's regions over its vfio-user socket, and their mappable parts.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,23 +24,25 @@ const EVENTS: u32 = 1 << 2 | 1 << 5;
 /// PCI Local Bus 3.0, 6.2.2: memory space and bus master.
 const COMMAND: (u64, [u8; 2]) = (4, [0b110, 0]);
 
-/// The registers of a controller: its doorbells by a store where the server lends their page, all else by messages.
+/// The registers of a controller: doorbells by a store if the server lends their page, everything
+/// else by messages.
 #[derive(Clone)]
 pub(crate) struct VfioUser {
     pub(crate) client: Rc<RefCell<Client>>,
-    /// The page that can be mapped, and its offset in the BAR.
+    /// The mapped page, and its offset in the BAR.
     page: Option<(Arc<SharedMemory>, u64)>,
 }
 
 impl VfioUser {
-    /// Those behind `client`, with the page of the doorbell at `doorbell` if it can be mapped.
+    /// Makes the registers of `client`, with the page of the doorbell at `doorbell` if it can be
+    /// mapped.
     pub(crate) fn new(client: Client, doorbell: u64) -> anyhow::Result<Self> {
         let page = mappable(&client, doorbell)?;
         let client = Rc::new(RefCell::new(client));
         Ok(Self { client, page })
     }
 
-    /// Whether doorbells can be mapped.
+    /// Returns `true` if doorbells are mapped.
     pub(crate) fn is_mapped(&self) -> bool {
         self.page.is_some()
     }
@@ -70,13 +72,13 @@ impl Registers for VfioUser {
     }
 }
 
-/// Turns memory space and bus mastering on.
+/// Enables memory space and bus mastering.
 pub(crate) fn turn_on(client: &mut Client) -> anyhow::Result<()> {
     Ok(client.region_write(CONFIG, COMMAND.0, &COMMAND.1)?)
 }
 
-/// Takes interrupts as MSI-X messages, since shadow doorbells are not for the pin. The event of the first is not
-/// waited for.
+/// Enables MSI-X, since shadow doorbells do not work with pin interrupts. Returns the eventfd of
+/// the first message, which nothing waits for.
 pub(crate) fn take_messages(client: &mut Client) -> anyhow::Result<OwnedFd> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .context("cannot create an eventfd")?;
@@ -84,7 +86,8 @@ pub(crate) fn take_messages(client: &mut Client) -> anyhow::Result<OwnedFd> {
     Ok(event)
 }
 
-/// The part of the register BAR that the server lends, if the register at `wanted` is in it, and its offset.
+/// Returns the part of the register BAR that the server lends, if it contains the register at
+/// `wanted`, and its offset.
 pub(crate) fn mappable(
     client: &Client,
     wanted: u64,
@@ -114,7 +117,7 @@ fn map_lent(file: &FileOffset, offset: u64, bytes: u64) -> anyhow::Result<Shared
     )
 }
 
-/// On the machines that this runs on, both have 64 bits.
+/// Returns both have 64 bits on the machines that this runs on.
 fn usize_of(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -1,5 +1,5 @@
-//! Benchmarks in short, with the real servers: results are complete, and can be read back; and what must hold on any
-//! machine, however busy, holds.
+//! Short benchmarks with the real servers: results are complete and can be read back, and the goals
+//! that must be reached on any machine, however busy, are reached.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 #[allow(clippy::unwrap_used, reason = "without it no test can run")]
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program("peerbar-bench").unwrap());
 
-/// A short measurement: the folder with its results, and its figures by their names.
+/// Runs a short measurement. Returns the folder with its results, and its figures by name.
 fn measure(suite: &[&str]) -> anyhow::Result<(TempDir, BTreeMap<String, Value>)> {
     let folder = tempfile::tempdir()?;
     let output = Command::new(&*PROGRAM)
@@ -70,7 +70,8 @@ fn short_host_suite_has_every_figure() {
     );
 }
 
-/// Two adapters, and software RoCE beside them. `peerbar-verbs` compares every byte, perftest every number of messages.
+/// Two adapters, compared with software RoCE. `peerbar-verbs` compares every byte, perftest every
+/// number of messages.
 #[test]
 #[ignore = "boots a guest"]
 fn short_rdma_suite_has_every_figure() {

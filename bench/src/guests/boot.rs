@@ -1,4 +1,5 @@
-//! `peerbar-bench boot`: how long our guest takes to be ready, against the least that the same kernel takes.
+//! `peerbar-bench boot`: the time until our guest is ready, compared with the least that the same
+//! kernel takes.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,12 +22,12 @@ use crate::cli::BootOptions;
 use crate::figure::{Figure, Goal};
 use crate::suite::SuiteContext;
 
-/// How long one boot may take.
+/// Time limit of a boot.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How many times the plain boot's time ours may take.
+/// The greatest ratio of our boot's time to that of the plain boot.
 const GOAL: f64 = 1.3;
 
-/// Measures both boots in turn, so that a load on the machine meets both, and reports the figure.
+/// Measures both boots in turn, so that a load on the machine affects both, and reports the figure.
 pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(), Failure> {
     let mut scenario = Scenario::demo()?;
     scenario.checks.clear();
@@ -65,7 +66,7 @@ pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(),
     Ok(())
 }
 
-/// From QEMU's start to the first line of an empty init.
+/// Returns the time from QEMU's start to the first line of an empty init.
 fn boot_plain(
     artifacts: &Artifacts,
     scenario: &Scenario,
@@ -98,10 +99,10 @@ fn boot_plain(
     }
 }
 
-/// What the empty init prints.
+/// Output of the empty init.
 const EMPTY_INIT: &str = "peerbar: empty init";
 
-/// From the servers' start to the agent's word that all devices are there.
+/// Returns the time from the servers' start to the agent's message that all devices are there.
 fn boot_ours(
     artifacts: &Artifacts,
     scenario: &Scenario,

@@ -1,4 +1,4 @@
-//! Guests whose checks are measurements.
+//! Guests with checks that measure.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -26,57 +26,58 @@ use crate::cpu_time::cpu_time;
 use crate::report::Report;
 use crate::suite::GuestContext;
 
-/// How long a guest may take until it is ready.
+/// Time limit until a guest is ready.
 const START: Duration = Duration::from_secs(60);
 
-/// How often fio is started for nothing. The first time QEMU translates its code, too; the cheapest time counts.
+/// Number of starts of fio without a load. At the first one QEMU also translates its code; the
+/// shortest time counts.
 const STARTS: usize = 3;
 
-/// A measurement and its counterpart, taken in turn in one guest.
+/// A measurement and its baseline, taken in turn in one guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Pair {
     pub(crate) name: String,
-    /// What the counterpart is.
+    /// The name of the baseline.
     pub(crate) beside: &'static str,
     pub(crate) checks: [Check; 2],
 }
 
-/// A check, and what it cost the host.
+/// A check, and its cost to the host.
 pub(crate) struct Done {
-    /// The messages of the agent.
+    /// The agent's messages.
     pub(crate) row: Row,
     pub(crate) cost: Cost,
-    /// The part of it that starting fio costs, if it was fio.
+    /// The part of the cost that is fio's start, if the check was fio.
     pub(crate) start: Cost,
-    /// What the devices recorded meanwhile, if they record everything.
+    /// The devices' records of that time, if they record everything.
     pub(crate) recorded: Recorded,
 }
 
-/// What a load of fio's came to, and what it cost the host, fio's start left out.
+/// The result of a load by fio, and its cost to the host without fio's start.
 #[derive(Clone)]
 pub(crate) struct Loaded {
     pub(crate) outcome: FioResult,
     pub(crate) cost: Cost,
 }
 
-/// What a check cost the host.
+/// The cost of a check to the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Cost {
-    /// From the result before it to its own.
+    /// Time from the previous result to this one.
     pub(crate) wall: Duration,
-    /// What QEMU, its guest included, had of the processors.
+    /// Processor time of QEMU, including its guest.
     pub(crate) qemu: Duration,
-    /// What each server had of them, by its name in the scenario.
+    /// Processor time of each server, by its name in the scenario.
     pub(crate) servers: BTreeMap<String, Duration>,
 }
 
 impl Cost {
-    /// What QEMU and all servers had of the processors.
+    /// Returns the processor time of QEMU and all servers.
     pub(crate) fn of_all(&self) -> Duration {
         self.qemu + self.of_servers()
     }
 
-    /// What is left of it without another.
+    /// Returns the cost minus `other`.
     fn without(&self, other: &Self) -> Self {
         let servers = self.servers.iter().map(|(name, time)| {
             let others = other.servers.get(name).copied().unwrap_or_default();
@@ -89,19 +90,19 @@ impl Cost {
         }
     }
 
-    /// What all servers had of the processors.
+    /// Returns the processor time of all servers.
     pub(crate) fn of_servers(&self) -> Duration {
         self.servers.values().sum()
     }
 }
 
 impl Done {
-    /// What its command printed.
+    /// Returns the output of its command.
     pub(crate) fn output(&self) -> String {
         self.row.diagnostics.join("\n")
     }
 
-    /// What fio measured, and what that cost.
+    /// Returns fio's result, and its cost.
     pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         Ok(Loaded {
             outcome: FioResult::parse(&self.output())?,
@@ -111,13 +112,13 @@ impl Done {
 }
 
 impl Loaded {
-    /// Nanoseconds that QEMU and the servers had of the processors for each transfer.
+    /// Returns the processor time of QEMU and the servers for each transfer, in nanoseconds.
     pub(crate) fn host_ns(&self) -> f64 {
         self.outcome.share_ns(self.cost.of_all())
     }
 }
 
-/// A command of the tools root as a check; what it prints is in the report.
+/// Returns a command of the tools root as a check. The report contains its output.
 pub(crate) fn command(run: String) -> Check {
     Check::Command(Command {
         run,
@@ -130,7 +131,8 @@ pub(crate) fn command(run: String) -> Check {
 }
 
 impl GuestContext<'_> {
-    /// Boots a guest of `scenario` and measures all `pairs` in turn, as often as `rounds` says: for each pair its rounds.
+    /// Boots a guest of `scenario` and measures all `pairs` in turn, `rounds` times. Returns the
+    /// rounds of each pair.
     pub(crate) fn in_turn(
         &mut self,
         scenario: Scenario,
@@ -155,8 +157,8 @@ impl GuestContext<'_> {
         Ok(measured)
     }
 
-    /// Boots a guest of `scenario`, whose only check prints fio's version, starts fio for nothing, and runs `checks` after
-    /// that, each with the name that the user sees. All of them must pass.
+    /// Boots a guest of `scenario`, whose only check prints fio's version. Starts fio without a
+    /// load, and then runs `checks`, each with the name that the user sees. All of them must pass.
     pub(crate) fn run(
         &mut self,
         mut scenario: Scenario,
@@ -187,14 +189,14 @@ impl GuestContext<'_> {
         Ok(done.collect())
     }
 
-    /// Notes what a guest of `scenario` is made of.
+    /// Adds the parts of a guest of `scenario` to the report.
     pub(super) fn note_versions(&mut self, scenario: &Scenario) -> Result<(), Failure> {
         let artifacts = self.prepare(scenario)?;
         add_versions(&mut self.report, &artifacts, &scenario.machine);
         Ok(())
     }
 
-    /// What a guest of `scenario` boots from.
+    /// Prepares the files that a guest of `scenario` boots from.
     fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
         let agent = program("peerbar-agent")?;
         Artifacts::prepare(
@@ -231,7 +233,7 @@ impl GuestContext<'_> {
     }
 }
 
-/// Notes what a guest was made of, and by what it started on `machine`.
+/// Adds the parts of a guest to the report, and how it was started on `machine`.
 pub(crate) fn add_versions(report: &mut Report, artifacts: &Artifacts, machine: &Machine) {
     let boot = artifacts.boot(machine);
     let versions = [
@@ -253,7 +255,8 @@ fn passed(row: Row) -> anyhow::Result<Row> {
     }
 }
 
-/// What each check costs the host, as the results come in, and from when to when it ran ([`monotonic_ns`]).
+/// Follows the results. Returns the cost of each check to the host, and the time at which it ran
+/// ([`monotonic_ns`]).
 fn follow(
     guest: &mut Guest<'_>,
     scenario: &Scenario,
@@ -307,7 +310,7 @@ pub(super) fn ended(ending: &Ending, awaited: &str, folder: &Folder) -> Failure 
     }
 }
 
-/// What the guest has cost since it was started.
+/// Returns the cost of the guest since its start.
 fn spent(guest: &Guest<'_>) -> anyhow::Result<Cost> {
     let mut servers = BTreeMap::new();
     for (name, process) in guest.servers() {

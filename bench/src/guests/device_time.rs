@@ -1,7 +1,8 @@
-//! How long devices take for transfers, by their own flight records: a slow guest has no part in it.
+//! The time that devices take for transfers, by their own flight records, so that a slow guest does
+//! not affect it.
 //!
-//! Only commands count whose data, as the device recorded each piece of it, all went the wanted way. A command lasts from
-//! when it is taken up to when it is complete.
+//! A command counts only if all of its data took the expected route, according to each piece that
+//! the device recorded. Its time is from when the device takes it until it is complete.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -15,16 +16,16 @@ use peerbar_lab::scenario::Scenario;
 
 use crate::spread::median;
 
-/// What each device has recorded, by its name in the scenario.
+/// The records of each device, by its name in the scenario.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorded(BTreeMap<String, Vec<Record>>);
 
-/// A device whose commands count, and the way that their data must have taken.
+/// A device whose commands count, and the route that their data must have taken.
 pub(crate) type DeviceRoute = (&'static str, Route);
 
 impl Recorded {
-    /// Reads what the devices of `scenario`, which have ended, left in `folder`; nothing unless it has them record
-    /// everything. A record of which something is missing is an error.
+    /// Reads the records that the devices of `scenario`, which have ended, left in `folder`, or
+    /// none unless they record everything. It is an error if a record is incomplete.
     pub(crate) fn read(scenario: &Scenario, folder: &Path) -> anyhow::Result<Self> {
         let mut recorded = Self::default();
         if scenario.recording != Level::All {
@@ -46,7 +47,7 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// What was recorded at these times ([`peerbar_flight::monotonic_ns`]).
+    /// Returns the records of this time ([`peerbar_flight::monotonic_ns`]).
     pub(crate) fn during(&self, span: &RangeInclusive<u64>) -> Self {
         let devices = self.0.iter().map(|(name, records)| {
             let then = records.iter().filter(|record| span.contains(&record.nanos));
@@ -55,8 +56,8 @@ impl Recorded {
         Self(devices.collect())
     }
 
-    /// Bytes a second that a command moves by these routes while it is under way: the middle one of all such commands. A
-    /// way by which none went is an error.
+    /// Returns the median rate, in bytes a second, of the commands that moved data by these routes.
+    /// It is an error if a route has no command.
     pub(crate) fn rate(&self, routes: &[DeviceRoute]) -> anyhow::Result<f64> {
         let mut all = Vec::new();
         for (device, route) in routes {
@@ -80,17 +81,17 @@ struct Command {
 }
 
 impl Command {
-    /// Bytes a second, if it ends now.
+    /// Returns its rate in bytes a second, if it ends now.
     fn rate(&self, now: u64) -> f64 {
         let nanos = now.saturating_sub(self.begun).max(1);
-        // A byte as a nanosecond: both divide alike.
+        // A byte counts as a nanosecond, so that both are converted to `f64` alike.
         let [bytes, time] =
             [self.bytes, nanos].map(|value| Duration::from_nanos(value).as_secs_f64());
         bytes / time * 1e9
     }
 }
 
-/// Bytes a second of each command whose data went by `route`.
+/// Returns the rate in bytes a second of each command whose data went by `route`.
 fn rates(records: &[Record], route: Route) -> Vec<f64> {
     let mut under_way: HashMap<Origin, Command> = HashMap::new();
     let mut rates = Vec::new();
@@ -128,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Records at these times.
+    /// Returns records at these times.
     fn records(events: &[(u64, Event)]) -> Vec<Record> {
         let records = events.iter().zip(1..);
         let records = records.map(|((nanos, event), sequence)| Record {
@@ -211,7 +212,7 @@ mod tests {
             other => other,
         };
         let records = records(&[
-            // Its beginning was before the first record.
+            // It began before the first record.
             (1, dma(1, Route::Peer, 8)),
             (2, end(1, 0)),
             (3, begin(2)),
@@ -257,7 +258,7 @@ mod tests {
             let error = all.rate(&[peer, missing]).unwrap_err().to_string();
             assert!(error.contains("has recorded no command"), "{error}");
         }
-        // The end of the one and the beginning of the other are no command.
+        // The end of one command and the beginning of another are not a command.
         assert!(all.during(&(5..=1050)).rate(&[peer]).is_err());
     }
 
@@ -267,7 +268,7 @@ mod tests {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes.truncate(1);
         scenario.gpus.clear();
-        // Nothing is read where not everything is recorded.
+        // Nothing is read unless everything is recorded.
         assert!(
             Recorded::read(&scenario, folder.path())
                 .unwrap()
@@ -292,7 +293,7 @@ mod tests {
         );
     }
 
-    /// Spoils a byte of the first record of the ring.
+    /// Corrupts a byte of the first record of the ring.
     fn cut(path: &Path) {
         let flight = FlightFile::open(path).unwrap().read().unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();

@@ -1,4 +1,4 @@
-//! fio: the line that starts it in the guest, and what it prints.
+//! fio: its command line in the guest, and its output.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use serde::Deserialize;
 
 use crate::figure::Latency;
 
-/// A shell line that starts fio for next to nothing.
+/// A shell line that starts fio with almost no load.
 pub(crate) const START: &str = "cd /tmp && fio --name=start --ioengine=null --size=4k --thread --output-format=json \
     --output=/tmp/out && cat /tmp/out";
 
-/// Which accesses.
+/// The kind of accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern {
     RandomRead,
@@ -22,7 +22,7 @@ pub(crate) enum Pattern {
 }
 
 impl Pattern {
-    /// fio's word for it.
+    /// Returns fio's name of it.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::RandomRead => "randread",
@@ -37,22 +37,22 @@ impl Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     pub(crate) pattern: Pattern,
-    /// KiB of a transfer.
+    /// Size of a transfer in KiB.
     pub(crate) kib: u32,
-    /// Threads, each with a queue of its own where there are enough.
+    /// Number of threads, each with its own queue if there are enough.
     pub(crate) jobs: u32,
-    /// Transfers outstanding for each thread.
+    /// Outstanding transfers of each thread.
     pub(crate) depth: u32,
 }
 
 impl Load {
-    /// A part of a figure's name.
+    /// Returns the part of a figure's name.
     pub(crate) fn name(&self) -> String {
         let (pattern, kib, jobs, depth) = (self.pattern.word(), self.kib, self.jobs, self.depth);
         format!("{pattern}-{kib}k/{jobs}-jobs/depth-{depth}")
     }
 
-    /// A shell line that loads `disk` for `seconds` and prints one line of JSON.
+    /// Returns a shell line that loads `disk` for `seconds` and prints one line of JSON.
     pub(crate) fn line(&self, disk: &str, seconds: u32) -> String {
         format!(
             "cd /tmp && fio --name=load --filename={disk} --direct=1 --ioengine=libaio --rw={} --bs={}k \
@@ -66,19 +66,19 @@ impl Load {
     }
 }
 
-/// What fio has measured.
+/// The result of fio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct FioResult {
     /// Transfers a second.
     pub(crate) iops: f64,
-    /// Transfers in all.
+    /// Total number of transfers.
     pub(crate) transfers: f64,
-    /// How long they took, from submission to completion.
+    /// Latency from submission to completion.
     pub(crate) latency: Latency,
 }
 
 impl FioResult {
-    /// Reads what [`Load::line`] prints.
+    /// Parses the output of [`Load::line`].
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         let start = text.find('{').context("fio printed no JSON")?;
         let json = text.get(start..).unwrap_or_default();
@@ -104,7 +104,7 @@ impl FioResult {
         })
     }
 
-    /// Nanoseconds for each transfer, of `time` for all.
+    /// Returns the nanoseconds of each transfer, if all take `time`.
     pub(crate) fn share_ns(&self, time: Duration) -> f64 {
         time.as_secs_f64() * 1e9 / self.transfers
     }

@@ -1,4 +1,4 @@
-//! `peerbar-bench guest`: fio in a guest, on our controller and on QEMU's own in turn.
+//! `peerbar-bench guest`: fio in a guest, in turn on our controller and on QEMU's own.
 
 use peerbar_lab::exit::Failure;
 
@@ -8,10 +8,10 @@ use super::versus::{Backing, THEIRS, Versus};
 use crate::figure::{Figure, Goal};
 use crate::suite::GuestContext;
 
-/// What the names of figures of processor time have at their end.
+/// End of the names of figures of processor time.
 const COST: &str = "/host-cpu";
 
-/// Measures with images behind the disks, and with nothing behind them, and adds the figures to the report.
+/// Measures disks with images and disks without storage, and adds the figures to the report.
 pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     let (rounds, seconds) = if context.extent.quick { (1, 1) } else { (3, 3) };
     for backing in [Backing::Images, Backing::Null] {
@@ -35,7 +35,7 @@ pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the disks are loaded with. With nothing behind them it is transfers that bring nothing, so size and direction
+/// Returns the loads of the disks. Without storage, transfers carry no data, so size and direction
 /// do not matter.
 fn loads(backing: Backing, quick: bool) -> Vec<Load> {
     use Pattern::{RandomRead, RandomWrite, Read, Write};
@@ -76,7 +76,7 @@ fn name(backing: Backing, load: &Load) -> String {
     }
 }
 
-/// Rate and cost of a load, ours beside QEMU's.
+/// Returns the rate and the cost of a load, with QEMU's as the baseline.
 fn figures(name: String, depth: u32, pairs: &[[Loaded; 2]]) -> [Figure; 2] {
     let rate = match depth {
         1 => Some(Goal::RatioAtLeast(1.0)),
@@ -114,7 +114,7 @@ mod tests {
     use crate::guests::context::Cost;
     use crate::guests::fio::FioResult;
 
-    /// A load of `iops` transfers a second that took `seconds` of processor time.
+    /// Returns a load of `iops` transfers a second that took `seconds` of processor time.
     fn side(iops: f64, seconds: u64) -> Loaded {
         let latency = Latency {
             p50: 1.0,

@@ -1,4 +1,5 @@
-//! `peerbar-bench p2p`: transfers between devices, beside the ways around: through guest RAM, and through QEMU.
+//! `peerbar-bench p2p`: transfers between devices, compared with transfers through guest RAM and
+//! through QEMU.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use super::device_time::DeviceRoute;
 use crate::figure::{Figure, Goal};
 use crate::suite::GuestContext;
 
-/// Two disks, one with a CMB, and a GPU below one switch; and a disk elsewhere, which has to ask QEMU for what the others
-/// reach by themselves.
+/// Two disks, one with a CMB, and a GPU below one switch; and a disk elsewhere, which reaches the
+/// others' memory only through QEMU.
 const SCENARIO: &str = r#"
 name = "bench-p2p"
 timeout = "3m"
@@ -31,16 +32,17 @@ gpu = [{ name = "gpu0", below = "switch0", vram = "256M" }]
 check = [{ kind = "command", run = "fio --version", show = true }]
 "#;
 
-/// Rounds that do not count: the first access to memory of disks and GPU waits for the host to provide it.
+/// Rounds that do not count: the first access to memory of disks and GPU waits until the host
+/// provides it.
 const WARM_UP: usize = 1;
 
-/// What is measured, and the figures that come of it.
+/// A measurement, and its figures.
 struct Case {
     pair: Pair,
     figures: Vec<Wanted>,
 }
 
-/// A figure, and what is wanted of it.
+/// A figure, and its goal.
 struct Wanted {
     name: String,
     metric: Metric,
@@ -49,19 +51,20 @@ struct Wanted {
 
 #[derive(Clone, Copy)]
 enum Metric {
-    /// Bytes moved a second, by the agent's own clock.
+    /// Bytes moved a second, by the agent's clock.
     Throughput,
     /// Bytes that all devices together moved by DMA.
     Traffic,
-    /// Bytes that a command moves a second from when its device takes it up to its end, as the device's record has it: by
-    /// these ways, straight and around.
+    /// Bytes a second of a command, from when its device takes it to its end, according to the
+    /// device's record; by these routes, direct and as the baseline.
     DeviceTime([&'static [DeviceRoute]; 2]),
 }
 
 /// Measures, and adds figures to the report.
 pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     let rounds = if context.extent.quick { 1 } else { 3 };
-    // In a guest of their own: a bounce makes many more records than a transfer straight, and shall not pay for them.
+    // In a separate guest: a bounce makes many more records than a direct transfer, and recording
+    // must not slow it down.
     let (recorded, others): (Vec<_>, Vec<_>) = routes(context.extent.quick)
         .into_iter()
         .partition(Case::looks_at_records);
@@ -87,7 +90,7 @@ pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
 }
 
 impl Case {
-    /// Whether the devices must record everything for it.
+    /// Returns `true` if the devices must record everything for it.
     fn looks_at_records(&self) -> bool {
         let of_records = |figure: &Wanted| matches!(figure.metric, Metric::DeviceTime(_));
         self.figures.iter().any(of_records)
@@ -121,7 +124,7 @@ impl Wanted {
 }
 
 impl Metric {
-    /// Straight and around.
+    /// Returns the value and the baseline.
     fn values(self, [straight, around]: &[Done; 2]) -> anyhow::Result<(f64, f64)> {
         let both = |of: &dyn Fn(&Done) -> anyhow::Result<f64>| Ok((of(straight)?, of(around)?));
         match self {
@@ -137,7 +140,7 @@ impl Metric {
         }
     }
 
-    /// What its values are in, and whether more is better.
+    /// Returns the unit of its values, and `true` if more is better.
     fn unit(self) -> (&'static str, bool) {
         match self {
             Self::Throughput | Self::DeviceTime(_) => ("MiB/s", true),
@@ -146,7 +149,7 @@ impl Metric {
     }
 }
 
-/// Bytes that moved on the bus: those of all routes.
+/// Returns the bytes that moved on the bus, of all routes.
 fn traffic(measure: &Measure) -> u64 {
     measure.routes.values().sum()
 }
@@ -168,7 +171,7 @@ fn routes(quick: bool) -> Vec<Case> {
     cases
 }
 
-/// From a disk to the GPU's memory and back.
+/// Returns transfers from a disk to the GPU's memory and back.
 fn to_vram(size: u64) -> [Case; 2] {
     let check = |disk: &str, bounce| {
         Check::GpuFile(GpuFile {
@@ -200,7 +203,7 @@ fn to_vram(size: u64) -> [Case; 2] {
     ]
 }
 
-/// From a disk into a CMB, and from there to a disk.
+/// Returns a transfer from a disk into a CMB, and from there to a disk.
 fn through_cmb(size: u64) -> Case {
     let check = |from: &str, to: &str| {
         Check::Copy(Copy {
@@ -221,7 +224,7 @@ fn through_cmb(size: u64) -> Case {
     )
 }
 
-/// What is added to the name of a case for a figure, and what that is.
+/// A figure of a case: the end of its name, its metric and its goal.
 type Aspect = (&'static str, Metric, Option<Goal>);
 
 fn case(name: &str, (beside, checks): (&'static str, [Check; 2]), aspects: &[Aspect]) -> Case {
@@ -240,7 +243,7 @@ fn case(name: &str, (beside, checks): (&'static str, [Check; 2]), aspects: &[Asp
     }
 }
 
-/// A transfer of that size beside one by messages; `ways` as in [`Metric::DeviceTime`].
+/// Compares a transfer of that size with one by messages; `ways` as in [`Metric::DeviceTime`].
 fn over_messages(size: u64, ways: [&'static [DeviceRoute]; 2]) -> [Aspect; 2] {
     let goal = (size == u64::from(MIB)).then_some(Goal::RatioAtLeast(20.0));
     [
@@ -251,8 +254,9 @@ fn over_messages(size: u64, ways: [&'static [DeviceRoute]; 2]) -> [Aspect; 2] {
 
 const DEVICE_TIME: &str = "device-time-over-messages";
 
-/// The devices whose commands a transfer takes, straight and by messages, and the route of their data. Checks that follow each other
-/// have none of these alike, so that no command of the next is taken for one of the check before.
+/// The devices that execute a transfer's commands, direct and by messages, and the route of the
+/// data. Consecutive checks have none of these in common, so that no command of the next check is
+/// attributed to the one before.
 const TO_VRAM: [&[DeviceRoute]; 2] = [&[("disk1", flight::Route::Peer)], BY_MESSAGES];
 const THROUGH_CMB: [&[DeviceRoute]; 2] = [
     &[
@@ -266,7 +270,7 @@ const BY_MESSAGES: &[DeviceRoute] = &[("far", flight::Route::Upstream)];
 const BOUNCE: &str = "bounced through guest RAM";
 const MESSAGES: &str = "by messages through QEMU";
 
-/// Where on the disks transfers of a size are made: about 32 MiB of them, 64 at most.
+/// Returns the offsets on the disks of transfers of `size`: about 32 MiB of them, 64 at most.
 fn offsets(size: u64) -> Vec<u64> {
     let count = ((32 << 20) / size).clamp(8, 64);
     (0..count).map(|number| number * size).collect()
@@ -322,7 +326,7 @@ mod tests {
             of_devices.unwrap()
         });
         let ways: Vec<&[DeviceRoute]> = ways.collect();
-        // Of several rounds the last check is followed by the first.
+        // The last check of a round is followed by the first of the next.
         let next = ways.iter().cycle().skip(1);
         for (ways, next) in ways.iter().zip(next) {
             assert!(

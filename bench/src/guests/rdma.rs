@@ -1,4 +1,5 @@
-//! `peerbar-bench rdma`: RDMA between the memories of GPUs, beside memcpy, guest RAM and the kernel's software RoCE.
+//! `peerbar-bench rdma`: RDMA between GPUs' memory, compared with memcpy, guest RAM and the
+//! kernel's software RoCE.
 
 mod load;
 mod rig;
@@ -14,10 +15,10 @@ use crate::figure::{Figure, Goal};
 use crate::spread::median;
 use crate::suite::GuestContext;
 
-/// Bytes of the transfers that stand beside memcpy, and of those whose number counts.
+/// Bytes of the transfers that are compared with memcpy, and of those whose number counts.
 const LARGE: u32 = 1 << 20;
 const SMALL: u32 = 64;
-/// The least ratios of a write from VRAM to VRAM: one copy in one adapter, two between two.
+/// The least ratios of a write from VRAM to VRAM: one copy in one adapter, two copies between two.
 const GOAL: Goal = Goal::RatioAtLeast(0.8);
 const GOAL_OF_TWO: Goal = Goal::RatioAtLeast(0.4);
 
@@ -25,7 +26,7 @@ const MEMCPY: &str = "memcpy of the same pieces";
 const GUEST_RAM: &str = "the same between buffers in guest RAM";
 const RXE: &str = "software RoCE (rxe) in the same guest";
 
-/// A large transfer beside memcpy.
+/// A large transfer, compared with memcpy.
 struct Large {
     kind: Kind,
     memory: PayloadMemory,
@@ -51,7 +52,8 @@ impl Large {
         name(self.kind, "1M", self.adapters, self.memory.word())
     }
 
-    /// Bytes a second on the clock and of a processor, each beside those of memcpy.
+    /// Returns the rates in bytes a second of wall time and of processor time, each with that of
+    /// memcpy as the baseline.
     fn figures(&self, rounds: &[LargeRound]) -> [Figure; 2] {
         let mib = |rate: f64| rate / f64::from(LARGE);
         let beside = |of: fn(&LargeRound) -> (f64, f64)| -> Vec<(f64, f64)> {
@@ -88,22 +90,22 @@ impl Large {
     }
 }
 
-/// One round: bytes a second.
+/// One round, in bytes a second.
 struct LargeRound {
     rate: f64,
     copied: f64,
-    /// Of each second that a processor worked for the servers.
+    /// Bytes for each second of the servers' processor time.
     rate_of_processor: f64,
     copied_by_processor: f64,
-    /// What the servers had of the processors for each request, in nanoseconds.
+    /// Processor time of the servers for each request, in nanoseconds.
     cpu_ns: f64,
 }
 
-/// Messages a second beside those of another way.
+/// A message rate, compared with another way.
 enum Small {
-    /// From VRAM to VRAM, beside guest RAM.
+    /// From VRAM to VRAM, compared with guest RAM.
     OverRam(Kind, Adapters),
-    /// By perftest on one adapter, beside rxe.
+    /// By perftest on one adapter, compared with rxe.
     OverRxe(Kind),
 }
 
@@ -131,7 +133,7 @@ impl Small {
         }
     }
 
-    /// Messages a second, and those of the other way.
+    /// Returns the messages a second, and those of the baseline.
     fn round(&self, rig: &mut Rig, time: Duration) -> anyhow::Result<(f64, f64)> {
         match *self {
             Self::OverRam(kind, adapters) => {
@@ -177,7 +179,8 @@ pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     two_guests::measure(context)
 }
 
-/// How often and how long each is measured. What a guest does for the first time it does slowly, so one round more warms it up.
+/// Returns the number and the length of the measurements. The first use in a guest is slow, so one
+/// more round warms it up.
 fn rounds(context: &GuestContext<'_>) -> (usize, Duration) {
     match context.extent.quick {
         true => (1, Duration::from_secs(1)),

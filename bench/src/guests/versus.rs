@@ -14,19 +14,19 @@ use super::context::{self, Done, Loaded, Pair};
 use super::fio::Load;
 use crate::suite::GuestContext;
 
-/// What ours is measured by.
+/// The name of the baseline.
 pub(crate) const THEIRS: &str = "QEMU's own NVMe";
-/// What an image holds.
+/// Size of an image.
 const DISK_MIB: usize = 256;
-/// Memory that is a file system, if the host has it.
+/// A file system in memory, if the host has it.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// What is behind both disks.
+/// The storage of both disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backing {
-    /// An image for each, in memory where the host has a file system for it.
+    /// An image for each, in a file system in memory if the host has one.
     Images,
-    /// Nothing: what is left when the cost of storage is taken away.
+    /// None: what remains is the cost without storage.
     Null,
 }
 
@@ -40,8 +40,8 @@ pub(crate) struct Versus<'a> {
 }
 
 impl Versus<'_> {
-    /// Boots a guest and loads both controllers with each load, again and again: for each load its rounds, ours and
-    /// theirs.
+    /// Boots a guest and loads both controllers with each load, again and again. Returns the rounds
+    /// of each load, ours and theirs.
     pub(crate) fn run(
         &self,
         context: &mut GuestContext<'_>,
@@ -57,7 +57,7 @@ impl Versus<'_> {
             checks: ["{ours:disk}", "{theirs:disk}"]
                 .map(|disk| context::command(load.line(disk, seconds))),
         };
-        // What a guest does for the first time it does slowly, so the first pair only warms it up.
+        // The first use in a guest is slow, so the first pair only warms it up.
         let warm_up = self.loads.first().map(|load| pair(load, 1));
         let pairs = self.loads.iter().map(|load| pair(load, self.seconds));
         let pairs: Vec<Pair> = warm_up.into_iter().chain(pairs).collect();
@@ -75,7 +75,8 @@ impl Versus<'_> {
     }
 }
 
-/// Our controller and QEMU's, each below a root port of its own, each with an image of its own or with nothing.
+/// Returns our controller and QEMU's, each below its own root port, each with its own image or
+/// without storage.
 fn scenario(images: Option<&TempDir>) -> Result<Scenario, Failure> {
     let disk = |name: &str| match images {
         Some(images) => json!([{ "file": images.path().join(name).display().to_string() }]),
@@ -96,7 +97,8 @@ fn scenario(images: Option<&TempDir>) -> Result<Scenario, Failure> {
     Ok(Scenario::parse(Path::new("bench-versus.toml"), text)?)
 }
 
-/// Two images of the same size, in memory where there is a file system for it, all of them written.
+/// Makes two images of the same size, completely written, in memory if there is a file system for
+/// it.
 fn images() -> anyhow::Result<TempDir> {
     let folder = TempDir::new_in(SHARED_MEMORY)
         .or_else(|_| TempDir::new())

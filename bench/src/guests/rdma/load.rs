@@ -1,13 +1,13 @@
-//! What the guest's programs are told to do, and what they print.
+//! The commands of the guest's programs, and their output.
 
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
-/// The adapter of perftest, and the software RoCE beside it, as `-d` takes them.
+/// The adapter of perftest, and the software RoCE for comparison, as `-d` takes them.
 pub(super) const EFA: PerftestDevice = PerftestDevice {
     name: "{nic0}",
-    // SRD queue pairs name their peers by a GID.
+    // SRD queue pairs address their peers by a GID.
     connection: "-c SRD -x 0",
 };
 pub(super) const RXE: PerftestDevice = PerftestDevice {
@@ -15,19 +15,20 @@ pub(super) const RXE: PerftestDevice = PerftestDevice {
     connection: "-c RC",
 };
 
-/// The shell lines that make it. It sends to itself, by the loopback interface.
+/// The shell lines that create it. It sends to itself, over the loopback interface.
 pub(super) const MAKE_RXE: &str =
     "ip link set lo up && rdma link add rxe0 type rxe netdev lo && rdma link show rxe0/1";
 
-/// Has both sides of perftest run in one guest.
+/// Runs both sides of perftest in one guest.
 const TWO_SIDES: &str = include_str!("../../../../tests/rdma/two-sides");
-/// Where perftest's server listens.
+/// Port of perftest's server.
 const PORT: u16 = 18515;
-/// Messages for each second that a measurement may take, and at most: an EFA has no room for more receives.
+/// Messages for each second of a measurement, and the maximum: an EFA has no room for more
+/// receives.
 const MESSAGES: u32 = 4000;
 const MOST_MESSAGES: u32 = 8000;
 
-/// What is asked for.
+/// The kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Send,
@@ -36,7 +37,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// A part of a figure's name, and of perftest's programs.
+    /// Returns the part of a figure's name, and of the names of perftest's programs.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -46,7 +47,7 @@ impl Kind {
     }
 }
 
-/// Where the bytes come from and go to.
+/// The memory of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PayloadMemory {
     /// From one GPU's memory to another's.
@@ -57,7 +58,7 @@ pub(super) enum PayloadMemory {
 impl PayloadMemory {
     pub(super) const ALL: [Self; 2] = [Self::Vram, Self::GuestRam];
 
-    /// A part of a figure's name.
+    /// Returns the part of a figure's name.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Vram => "vram",
@@ -65,7 +66,7 @@ impl PayloadMemory {
         }
     }
 
-    /// Of the adapter that asks, and of the other.
+    /// Returns the memory of the requester, and that of the other adapter.
     fn ends(self) -> [&'static str; 2] {
         match self {
             Self::Vram => ["{gpu0}", "{gpu1}"],
@@ -74,7 +75,7 @@ impl PayloadMemory {
     }
 }
 
-/// Between what.
+/// The number of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Adapters {
     /// Two queue pairs of one adapter.
@@ -86,7 +87,7 @@ pub(super) enum Adapters {
 impl Adapters {
     pub(super) const ALL: [Self; 2] = [Self::One, Self::Two];
 
-    /// A part of a figure's name.
+    /// Returns the part of a figure's name.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::One => "one-adapter",
@@ -102,7 +103,7 @@ impl Adapters {
     }
 }
 
-/// Requests that `peerbar-verbs` has an adapter carry out.
+/// Requests that an adapter executes for `peerbar-verbs`.
 pub(super) struct Request {
     pub(super) kind: Kind,
     pub(super) bytes: u32,
@@ -111,7 +112,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// A shell line that posts such requests for `time` and prints a `RdmaRate`.
+    /// Returns a shell line that posts such requests for `time` and prints a `RdmaRate`.
     pub(super) fn line(&self, time: Duration) -> String {
         let [from, to] = self.memory.ends();
         let (kind, bytes, peer) = (self.kind.word(), self.bytes, self.adapters.peer());
@@ -129,13 +130,13 @@ pub(super) struct PerftestDevice {
     connection: &'static str,
 }
 
-/// How many messages of perftest's a measurement of `time` is.
+/// Returns the number of perftest's messages in a measurement of `time`.
 pub(super) fn messages(time: Duration) -> u32 {
     let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     seconds.saturating_mul(MESSAGES).min(MOST_MESSAGES)
 }
 
-/// A run of `ib_send_bw` or one of its kind.
+/// A run of `ib_send_bw` or a similar program.
 pub(super) struct Perftest {
     pub(super) kind: Kind,
     pub(super) bytes: u32,
@@ -143,8 +144,9 @@ pub(super) struct Perftest {
 }
 
 impl Perftest {
-    /// A shell line that runs both sides. The receives of all messages are posted before the first one: the side that posts them may not get a
-    /// processor for longer than a sender waits.
+    /// Returns a shell line that runs both sides. The receives of all messages are posted before
+    /// the first message, because the side that posts them may get no processor for longer than a
+    /// sender waits.
     pub(super) fn line(&self, device: PerftestDevice) -> String {
         let PerftestDevice { name, connection } = device;
         let (kind, bytes, messages) = (self.kind.word(), self.bytes, self.messages);
@@ -158,7 +160,8 @@ impl Perftest {
         )
     }
 
-    /// Reads the rate in what it prints: `#bytes #iterations BW-peak BW-average MsgRate`, the last one in millions a second.
+    /// Parses the rate in its output: `#bytes #iterations BW-peak BW-average MsgRate`, the last one
+    /// in millions a second.
     pub(super) fn messages_a_second(&self, text: &str) -> anyhow::Result<f64> {
         let wanted = [self.bytes, self.messages].map(|number| number.to_string());
         let row = text.lines().find_map(|line| {

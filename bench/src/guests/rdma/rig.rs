@@ -1,4 +1,4 @@
-//! The guest with the adapters, and the copy loop beside it.
+//! The guest with the adapters, and the copy loop for comparison.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,7 +17,8 @@ use crate::limits::Copies;
 use crate::loaded_queue::Direction;
 use crate::suite::GuestContext;
 
-/// Two GPUs and two adapters below one switch. The check brings the program of [`Request`], and must pass.
+/// Two GPUs and two adapters below one switch. The check, which must pass, installs the program of
+/// [`Request`].
 const SCENARIO: &str = r#"
 name = "bench-rdma"
 timeout = "4m"
@@ -45,15 +46,15 @@ pub(super) struct Rig {
     lab: Lab,
 }
 
-/// What became of a load.
+/// The result of a load.
 pub(super) struct Loaded {
     pub(super) rate: RdmaRate,
-    /// What all servers together had of the processors meanwhile.
+    /// Processor time of all servers during the load.
     pub(super) servers: Duration,
 }
 
 impl Loaded {
-    /// How many requests were carried out.
+    /// Returns the number of executed requests.
     pub(super) fn requests(&self) -> f64 {
         exact(self.rate.requests)
     }
@@ -63,7 +64,7 @@ impl Loaded {
     }
 }
 
-/// How a lab's failure ends the program.
+/// Converts a lab's error to a failure of the program.
 pub(super) fn of_lab(error: LabError) -> Failure {
     match error {
         LabError::Host(failure) => failure,
@@ -71,7 +72,8 @@ pub(super) fn of_lab(error: LabError) -> Failure {
     }
 }
 
-/// Where labs of this suite have their folders, and how they are interrupted.
+/// Returns the options of the labs of this suite: their folder, and the signals that interrupt
+/// them.
 pub(super) fn options(context: &GuestContext<'_>) -> LabOptions {
     LabOptions::default()
         .own(context.options.clone())
@@ -80,7 +82,7 @@ pub(super) fn options(context: &GuestContext<'_>) -> LabOptions {
 }
 
 impl Rig {
-    /// Boots it, with software RoCE if that is asked for.
+    /// Boots it, with software RoCE if `with_rxe` is set.
     pub(super) fn start(context: &mut GuestContext<'_>, with_rxe: bool) -> Result<Self, Failure> {
         let scenario = Scenario::parse_interactive(Path::new("bench-rdma.toml"), SCENARIO)?;
         context.note_versions(&scenario)?;
@@ -92,7 +94,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Runs a line in the guest, which must succeed; what it prints.
+    /// Runs a line in the guest, which must succeed. Returns its output.
     pub(super) fn command(&mut self, line: &str) -> anyhow::Result<String> {
         let output = self.lab.command(line)?;
         let (status, text) = (output.status, output.text);
@@ -103,7 +105,7 @@ impl Rig {
         Ok(text)
     }
 
-    /// Has an adapter carry out such requests for `time`.
+    /// Lets an adapter execute such requests for `time`.
     pub(super) fn load(&mut self, request: &Request, time: Duration) -> anyhow::Result<Loaded> {
         let line = request.line(time);
         let before = self.of_servers()?;
@@ -118,7 +120,7 @@ impl Rig {
         Ok(Loaded { rate, servers })
     }
 
-    /// Ends the guest, of which no complaint may have come.
+    /// Shuts the guest down. It is an error if anything in its run failed.
     pub(super) fn end(self) -> Result<(), Failure> {
         let ended = self.lab.shut_down().map_err(of_lab)?;
         Ok(ensure_passed(ended.is_passed(), &ended.verdict)?)
@@ -132,7 +134,7 @@ impl Rig {
     }
 }
 
-/// An error unless the guest's run was clean to its end.
+/// Fails unless the guest's run was clean to its end.
 pub(super) fn ensure_passed(
     is_passed: bool,
     verdict: &impl std::fmt::Display,
@@ -141,26 +143,26 @@ pub(super) fn ensure_passed(
     Ok(())
 }
 
-/// What one thread copies while the guest has nothing to do.
+/// The rate at which one thread copies while the guest is idle.
 pub(super) struct CopyLimit {
     copies: Copies,
     bytes: u32,
 }
 
-/// Bytes that were copied.
+/// A rate of copies, in bytes.
 pub(super) struct Copied {
-    /// In a second.
+    /// For each second.
     pub(super) rate: f64,
-    /// In a second of the thread's time on a processor.
+    /// For each second of the thread's processor time.
     pub(super) rate_of_processor: f64,
 }
 
 impl CopyLimit {
-    /// How many pieces there are on each side, as many as requests are in progress.
+    /// Number of pieces on each side, equal to the number of requests in progress.
     const PIECES: usize = 16;
     const TIME: Duration = Duration::from_millis(200);
 
-    /// Of pieces of `bytes` bytes.
+    /// Copies pieces of `bytes` bytes.
     pub(super) fn new(bytes: u32) -> anyhow::Result<Self> {
         let all = usize::try_from(bytes)? * Self::PIECES;
         Ok(Self {

@@ -1,4 +1,4 @@
-//! Transfers between the adapters of two guests, one at a time, beside memcpy.
+//! Transfers between the adapters of two guests, one at a time, compared with memcpy.
 
 use std::path::Path;
 
@@ -31,14 +31,14 @@ nic = [
 ]
 "#;
 
-/// Transfers of each round: of each, two writes and a read.
+/// Transfers of each round. Each is two writes and a read.
 const TRANSFERS: usize = 8;
 
 fn name(memory: PayloadMemory) -> String {
     format!("rdma/1M/two-guests/{}/over-memcpy", memory.word())
 }
 
-/// The names of its figures.
+/// Returns the names of its figures.
 #[cfg(test)]
 pub(super) fn names() -> impl Iterator<Item = String> {
     PayloadMemory::ALL.into_iter().map(name)
