@@ -2,7 +2,7 @@
 
 use std::env;
 
-/// The number in the environment variable `name`.
+/// Returns the number in the environment variable `name`.
 pub(crate) fn number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
     let number = text.parse();

@@ -25,7 +25,8 @@ run = "head -c 4 {disk:disk}"
 expect = ["good"]
 "#;
 
-/// Puts what a commit says on the disk, and names peerbar's own kernel. A commit that says `broken` does not build.
+/// Writes a commit's state to the disk, and names peerbar's own kernel. A commit that says `broken`
+/// does not build.
 const BUILDER: &str = "#!/bin/sh
 cd \"$(dirname \"$0\")\" || exit 1
 state=$(git -C tree show \"$1:state\")
@@ -44,7 +45,7 @@ fn git(tree: &Path, words: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A folder with a scenario, a builder, and a repository with a commit for each of `states`.
+/// Makes a folder with a scenario, a builder, and a repository with a commit for each of `states`.
 fn folder(states: &[&str]) -> anyhow::Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name);
@@ -72,7 +73,7 @@ fn folder(states: &[&str]) -> anyhow::Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// What of a repository a user would miss, or find in it.
+/// Returns the state of a repository that a user would notice.
 fn state(tree: &Path) -> anyhow::Result<Vec<String>> {
     let questions: [&[&str]; 4] = [
         &["status", "--porcelain"],

@@ -1,9 +1,11 @@
-//! A chapter of the book, done as a reader does it: its files are written, its commands run, what it shows is looked for.
+//! Follows a chapter of the book as a reader does: writes its files, runs its commands and looks
+//! for the output that it shows.
 //!
 //! - A code block below a line that is only `` `PATH`: `` is that file.
-//! - A block of the language `console` has commands behind `$ `, and below each what it prints. A line of `...` stands for lines that
-//!   are left out, `…` for a part of a line. Of the other lines each must be there, in their order.
-//! - Each command must succeed, but for those of a block `console,fails`, which all must fail.
+//! - A block of the language `console` has commands after `$ `, each with its output below. A line
+//!   of `...` stands for omitted lines, `…` for a part of a line. Each of the other lines must be
+//!   there, in the same order.
+//! - Each command must succeed, except those of a block `console,fails`, which must all fail.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +17,7 @@ use crate::PEERBAR;
 
 const BOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src");
 
-/// What a reader does next.
+/// A step of the reader.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// Writes a file.
@@ -28,7 +30,7 @@ enum Step {
     },
 }
 
-/// Follows the chapter `name` in `folder`, and returns how many commands it has.
+/// Follows the chapter `name` in `folder`. Returns the number of its commands.
 pub(crate) fn follow(name: &str, folder: &Path) -> anyhow::Result<usize> {
     let text = fs::read_to_string(Path::new(BOOK).join(name))?;
     let mut typed = 0;
@@ -97,7 +99,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| path.display().to_string())
 }
 
-/// What the command prints on either stream.
+/// Runs the command. Returns its output on both streams.
 fn run(command: &str, fails: bool, folder: &Path) -> anyhow::Result<String> {
     let programs = PEERBAR.parent().context("no folder")?;
     let path = std::env::var("PATH").unwrap_or_default();
@@ -126,7 +128,7 @@ fn looks_as_shown(shown: &[String], printed: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether `line` is `wanted`, in which `…` stands for anything.
+/// Returns `true` if `line` matches `wanted`, in which `…` stands for anything.
 fn looks_as(wanted: &str, line: &str) -> bool {
     let mut parts = wanted.split('…');
     let first = parts.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Commands in a guest: what they name, what they print, and what they must not do.
+//! Commands in a guest: their placeholders, their output, and the things that they must not do.
 
 use std::fs;
 use std::path::Path;
@@ -79,13 +79,13 @@ run = "echo begun; sleep 1000"
 timeout = "5s"
 "#;
 
-/// What the first two namespaces of `disk0` are full of.
+/// Content of the first two namespaces of `disk0`, repeated.
 const IMAGES: [(&str, &str); 2] = [("first.img", "first "), ("second.img", "second")];
 
-/// How often each has its word.
+/// Number of repetitions in each.
 const WORDS: usize = 2 << 20;
 
-/// A folder with `scenario` as `x.toml`, and the images of its disk.
+/// Makes a folder with `scenario` as `x.toml`, and the images of its disk.
 fn folder_with(scenario: &str) -> anyhow::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     fs::write(folder.path().join("x.toml"), scenario)?;
@@ -116,7 +116,7 @@ fn commands_are_shown_and_held_to_what_is_expected() {
     ] {
         assert!(progress.contains(message), "{message}: {progress}");
     }
-    // As the command's output, as why its check has failed, and once more at the end.
+    // In the command's output, as the reason for its check's failure, and again at the end.
     let lines = progress.lines().filter(|line| line.ends_with("ok 1 - a"));
     assert_eq!(lines.count(), 3, "{progress}");
     assert!(
@@ -133,7 +133,8 @@ fn commands_are_shown_and_held_to_what_is_expected() {
     assert_eq!(suite["subtests"][1]["diagnostics"][0], "because");
 }
 
-/// Runs `scenario` with these words, where it does not come to a guest: the exit code, and what is said.
+/// Runs `scenario` with these words, which fails before a guest starts. Returns the exit code and
+/// the message.
 fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
     let folder = folder_with(scenario)?;
     let words = [&["run", "x.toml"], words].concat();

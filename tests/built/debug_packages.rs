@@ -1,4 +1,4 @@
-//! The packages of the group `@debug`, at work in a guest with a network.
+//! The packages of the group `@debug`, in use in a guest with a network.
 
 use std::fs;
 

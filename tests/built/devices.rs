@@ -14,7 +14,7 @@ use crate::own_guest::OwnGuest;
 const CHAPTER: &str = include_str!("../../docs/src/own-qemu.md");
 const SCENARIO: &str = include_str!("../../docs/src/two-disks.toml");
 
-/// The commands of a section of the chapter: its blocks of shell.
+/// Returns the commands of a section of the chapter: its blocks of shell.
 pub(crate) fn commands(section: &str) -> Vec<&'static str> {
     let rest = CHAPTER.split_once(section).map_or("", |(_, rest)| rest);
     let section = rest.split("\n## ").next().unwrap_or_default();
@@ -31,7 +31,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Starts it, and returns what it printed up to the line with `ready`.
+    /// Starts it. Returns its output up to the line with `ready`.
     pub(crate) fn start(
         guest: &OwnGuest,
         folder: &Path,
@@ -54,7 +54,7 @@ impl Serving {
         Ok((serving, printed))
     }
 
-    /// Ends it as Ctrl-C does: its exit code, and what it printed since.
+    /// Ends it as Ctrl-C does. Returns its exit code and its output since the start.
     pub(crate) fn end(mut self) -> anyhow::Result<(Option<i32>, String)> {
         kill_process(Pid::from_child(&self.child), Signal::INT)?;
         let mut printed = String::new();
@@ -74,7 +74,7 @@ impl Drop for Serving {
 fn own_qemu_gets_devices_one_machine_after_another() {
     let folder = tempfile::tempdir().unwrap();
     let guest = OwnGuest::make(folder.path()).unwrap();
-    // The chapter's, with a fault to be found: a wrong address from block 32768 of the second disk on.
+    // The chapter's scenario, with a fault: a wrong address from block 32768 of the second disk on.
     let faulty = "name = \"disk1\"\nseed-fault = [\"unmapped:32768\"]";
     let scenario = SCENARIO.replace("name = \"disk1\"", faulty);
     fs::write(folder.path().join("two-disks.toml"), scenario).unwrap();
@@ -94,14 +94,14 @@ fn own_qemu_gets_devices_one_machine_after_another() {
             "p2pmem: 1".to_owned(),
         ]
     };
-    // The kernel probes the disks side by side, so either may be first.
+    // The kernel probes the disks in parallel, so either may be first.
     let said = |qemu: &str| {
         let mut said = guest.said(folder.path(), qemu).unwrap();
         said.sort();
         said
     };
     assert_eq!(said(qemu), expected("nothing"));
-    // Exactly what was printed, in place of the file with it.
+    // The printed text itself, in place of the file with it.
     let pasted = printed.split_once('\n').unwrap().1.trim_end();
     let pasted = qemu.replace(
         "xargs -a lab/qemu.args peerbar qemu --",

@@ -1,6 +1,6 @@
 //! Parts of scenarios: two disks that may transfer from peer to peer, and copies between disks.
 
-/// A scenario of two disks below a switch, `disk0` with a CMB. More tables may follow.
+/// Returns a scenario of two disks below a switch, `disk0` with a CMB. More tables may follow.
 pub(crate) fn two_disks(name: &str, timeout: &str) -> String {
     format!(
         r#"
@@ -24,7 +24,8 @@ namespaces = [{{ ram = "16M" }}]
     )
 }
 
-/// A check that copies `size` from one disk to the other, `through` a memory as a scenario file has it.
+/// Returns a check that copies `size` from one disk to the other, `through` a memory in the syntax
+/// of a scenario file.
 pub(crate) fn copy(name: &str, disks: [&str; 2], through: &str, size: &str) -> String {
     let [from, to] = disks;
     format!(

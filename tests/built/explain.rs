@@ -1,4 +1,4 @@
-//! A refusal of a real guest's kernel is explained, and what is advised against it lifts it.
+//! `peerbar explain` explains why the kernel of a real guest refuses, and its advice works.
 
 use std::fs;
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use crate::peerbar;
 
-/// Two controllers below root ports of their own, and a processor whose root complex the kernel does not trust.
+/// Two controllers below separate root ports, and a processor whose root complex the kernel does
+/// not trust.
 const REFUSED: &str = r#"
 name = "refused"
 timeout = "5m"
@@ -33,7 +34,8 @@ sizes = ["4K", "1M"]
 offsets = [0]
 "#;
 
-/// Runs `scenario`, and explains the run: the run's exit code, and what is said of the client's DMA.
+/// Runs `scenario`, and explains the run. Returns the run's exit code, and the explanation of the
+/// client's DMA.
 fn explained(scenario: &str) -> anyhow::Result<(Option<i32>, Value)> {
     let folder = tempfile::tempdir()?;
     fs::write(folder.path().join("x.toml"), scenario)?;
@@ -46,7 +48,7 @@ fn explained(scenario: &str) -> anyhow::Result<(Option<i32>, Value)> {
     Ok((run.status.code(), pair.clone()))
 }
 
-/// The verdict of the rule, the map type that the kernel chose, and whether they agree.
+/// Returns the verdict of the rule, the map type that the kernel chose, and whether they agree.
 fn decided(pair: &Value) -> (Option<&str>, Option<u64>, Option<bool>) {
     let at = |pointer| pair.pointer(pointer);
     (

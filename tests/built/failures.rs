@@ -1,4 +1,4 @@
-//! Runs that go wrong: what the user reads, and that nothing is left behind.
+//! Runs that fail: the messages for the user, and that nothing is left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -43,7 +43,7 @@ fn start(scenario: &str) -> anyhow::Result<Launched> {
     Launched::start(folder, &["run", "--verbose", "failure.toml"])
 }
 
-/// The processes that the launcher has started, with their command lines.
+/// Returns the processes that the launcher has started, with their command lines.
 pub(crate) fn children(run: &Launched) -> anyhow::Result<Vec<(String, Pid)>> {
     let launcher = run.launcher.id();
     let list = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
@@ -148,7 +148,7 @@ fn guest_that_dies_of_its_server_fails_by_server() {
     let ended = pidfd_open(server.1, PidfdFlags::empty()).unwrap();
     kill_process(server.1, Signal::TERM).unwrap();
     assert!(ends(&ended).unwrap());
-    // It may have been ended already, because of its server.
+    // The launcher may have ended it already, because of its server.
     let _ = kill_process(qemu.1, Signal::KILL);
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{results}{progress}");
@@ -159,7 +159,7 @@ fn guest_that_dies_of_its_server_fails_by_server() {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_signal_ends_everything_in_order() {
-    // `signal_while_images_are_made_leaves_nothing` has the others.
+    // `signal_while_images_are_made_leaves_nothing` tests the other signals.
     let mut run = start(SCENARIO).unwrap();
     run.wait_until_it_says("the guest is ready").unwrap();
     let children = watched(&children(&run).unwrap()).unwrap();
@@ -234,7 +234,7 @@ fn guest_that_kvm_gives_up_ends_its_run() {
     let needs = GuestNeeds::default();
     let artifacts = Artifacts::prepare(&Own::default(), &needs, &agent, &signals::NONE).unwrap();
     let qemu = folder.path().join("qemu-system-x86_64");
-    // In place of a guest, what QEMU says of one that KVM has given up; it does not end.
+    // In place of a guest: QEMU's message about one that KVM has given up. QEMU does not end.
     let script = wrapper(&artifacts, &[]).unwrap().replacen(
         '\n',
         "\ncase \"$*\" in *vfio-user-pci*socket*) echo 'KVM internal error. Suberror: 3' >&2; exec sleep 1000;; esac\n",
@@ -264,7 +264,8 @@ fn scenario_with_the_name_of_a_folder_is_the_shipped_one() {
     assert!(words.contains("peerbar-nvme"), "{words}");
 }
 
-/// A program in place of mmdebstrap that says its own process into a FIFO and works for longer than any test.
+/// Makes a program in place of mmdebstrap that writes its process id into a FIFO and works for
+/// longer than any test.
 fn endless_mmdebstrap(folder: &Path) -> anyhow::Result<()> {
     let script = folder.join("script");
     fs::write(
@@ -274,7 +275,8 @@ fn endless_mmdebstrap(folder: &Path) -> anyhow::Result<()> {
             folder.display()
         ),
     )?;
-    // By a process of its own: a descriptor open for writing in a child of another test would keep it from starting.
+    // Another process writes it: a writable descriptor in the child of another test would prevent
+    // its start.
     let copied = Command::new("install")
         .args([&script, &folder.join("mmdebstrap")])
         .status()?;

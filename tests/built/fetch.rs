@@ -1,4 +1,4 @@
-//! `peerbar fetch`, and runs without a network, over a cache of the whole machine.
+//! `peerbar fetch`, and runs without a network, with a cache on top of the machine's.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use peerbar_lab::signals;
 use crate::command;
 use crate::own_guest::write_script;
 
-/// A cache of its own over the usual one, on a machine that reaches no archive.
+/// A private cache on top of the usual one, on a machine that reaches no archive.
 struct WithoutNetwork<'a> {
     folder: &'a Path,
 }
@@ -35,7 +35,7 @@ impl<'a> WithoutNetwork<'a> {
         command.output().context("peerbar does not start")
     }
 
-    /// Its output, if it succeeds.
+    /// Returns its output, if it succeeds.
     fn said(&self, words: &[&str]) -> anyhow::Result<String> {
         let output = self.peerbar(words)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -70,7 +70,7 @@ fn run_after_a_fetch_needs_no_network() {
     );
     let said = here.said(&["run", "root-ports"]).unwrap();
     assert!(!said.contains("Debian"), "{said}");
-    // What is large stays below; what is made of it is above.
+    // Large files stay in the cache below. Files that are made from them are in the private one.
     let entries = fs::read_dir(folder.path().join("cache")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let names: Vec<String> = names.collect();

@@ -1,4 +1,5 @@
-//! What a scenario brings into the guest: a driver, a package, files; and what programs find in the guest's root.
+//! The scenario's additions to the guest's root: a driver, a package, files; and that programs find
+//! them there.
 
 use std::fs;
 use std::io::Write;
@@ -177,7 +178,8 @@ MODULE_DESCRIPTION("A module with a parameter");
 MODULE_LICENSE("GPL");
 "#;
 
-/// A folder with the scenario and what it names; `driver` is the driver's source, and the guest connects to the `port` of the host.
+/// Makes a folder with the scenario and the files that it names. `driver` is the driver's source,
+/// and the guest connects to the `port` of the host.
 fn folder(driver: &str, port: u16) -> anyhow::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let at = |name: &str| folder.path().join(name);

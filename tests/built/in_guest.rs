@@ -1,4 +1,5 @@
-//! Programs, a shell and files in a guest: one that `peerbar run --keep` has left running, and one of `peerbar exec` itself.
+//! Programs, a shell and files in a guest: one that `peerbar run --keep` has kept, and one of
+//! `peerbar exec` itself.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +23,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::PEERBAR;
 use crate::launched::Launched;
 
-/// More than anything here takes that happens at all.
+/// Longer than any successful step here takes.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A scenario whose only check fails.
@@ -41,7 +42,7 @@ kind = "command"
 run = "exit 3"
 "#;
 
-/// A guest that stays.
+/// A guest that keeps running.
 struct Kept(Launched);
 
 impl Kept {
@@ -57,7 +58,7 @@ impl Kept {
         self.0.folder.path()
     }
 
-    /// A `peerbar` in the folder of the run, with its streams on pipes.
+    /// Starts a `peerbar` in the folder of the run, with its streams on pipes.
     fn start_peerbar(&self, words: &[&str]) -> Child {
         Command::new(&*PEERBAR)
             .args(words)
@@ -69,18 +70,19 @@ impl Kept {
             .unwrap()
     }
 
-    /// A line for the guest's shell, with its streams on pipes.
+    /// Starts a line of the guest's shell, with its streams on pipes.
     fn start_shell(&self, line: &str) -> Child {
         self.start_peerbar(&["exec", "--attach", "--", "sh", "-c", line])
     }
 
-    /// Runs a program of the guest to its end, with nothing as its input.
+    /// Runs a program of the guest to its end, with no input.
     fn exec(&self, words: &[&str]) -> Output {
         let words = [&["exec", "--attach", "--"], words].concat();
         self.start_peerbar(&words).wait_with_output().unwrap()
     }
 
-    /// A program of OpenSSH's in the folder of the run, with its streams on pipes and no terminal to ask at.
+    /// Starts a program of OpenSSH in the folder of the run, with its streams on pipes and no
+    /// terminal for questions.
     fn openssh(&self, program: &str, words: &[&str]) -> Child {
         Command::new(program)
             .args(["-F", "ssh.config"])
@@ -99,7 +101,7 @@ impl Kept {
     }
 }
 
-/// A test that fails leaves no guest: its processes die with the launcher.
+/// A failed test leaves no guest: its processes die with the launcher.
 impl Drop for Kept {
     fn drop(&mut self) {
         let _ = self.0.launcher.kill();
@@ -111,7 +113,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Bytes of which no two kilobytes are the same.
+/// Returns bytes in which no two kilobytes are the same.
 fn pattern(length: u32) -> Vec<u8> {
     let bytes = (0..length).map(|at| at.wrapping_mul(2_654_435_761) >> 24);
     bytes.map(|byte| u8::try_from(byte).unwrap()).collect()
@@ -183,7 +185,7 @@ fn streams_and_status_pass(kept: &Kept) {
 
 fn programs_run_at_once(kept: &Kept) {
     let mut first = kept.start_shell("read word; echo got $word");
-    // The first waits for its input as long as the second runs.
+    // The first waits for its input while the second runs.
     assert_eq!(text(&kept.exec(&["echo", "second"]).stdout), "second\n");
     let mut stdin = first.stdin.take().unwrap();
     stdin.write_all(b"it\n").unwrap();
@@ -191,7 +193,7 @@ fn programs_run_at_once(kept: &Kept) {
     assert_eq!(text(&first.wait_with_output().unwrap().stdout), "got it\n");
 }
 
-/// A process whose parent is gone is collected when it ends, not once the guest has something else to do.
+/// A process whose parent has ended is reaped when it ends, not only when the guest has other work.
 fn orphan_is_collected(kept: &Kept) {
     let line = "(sleep 0.1 & echo $! > /tmp/orphan); orphan=$(cat /tmp/orphan); \
         while kill -0 $orphan 2> /dev/null; do sleep 0.1; done; echo collected";
@@ -200,7 +202,8 @@ fn orphan_is_collected(kept: &Kept) {
 }
 
 fn signal_ends_the_program(kept: &Kept) {
-    // The shell has a child by then that no signal misses: dash loses one that comes while it is in vfork(2).
+    // By then the shell has a child that every signal reaches: dash loses a signal that comes
+    // during vfork(2).
     let mut child = kept.start_shell("sh -c 'echo up; exec sleep 1000'; :");
     let mut said = [0; 3];
     child
@@ -211,7 +214,7 @@ fn signal_ends_the_program(kept: &Kept) {
         .unwrap();
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    // The whole group is gone, not the shell alone.
+    // The whole group has ended, not only the shell.
     let left = kept.exec(&["sh", "-c", "pgrep -x sleep"]);
     assert_eq!(left.status.code(), Some(1), "{}", text(&left.stdout));
 }
@@ -314,13 +317,13 @@ fn files_go_in_and_out(kept: &Kept) {
     assert!(!kept.folder().join("less").exists());
 }
 
-/// Needs what [`files_go_in_and_out`] has made.
+/// Needs the files of [`files_go_in_and_out`].
 fn ssh_scp_and_rsync_reach_it(kept: &Kept) {
     let config = kept.start_peerbar(&["ssh-config"]);
     let config = config.wait_with_output().unwrap();
     assert!(config.status.success(), "{}", text(&config.stderr));
     fs::write(kept.folder().join("ssh.config"), &config.stdout).unwrap();
-    // Input, output and status, and no word of ssh's own.
+    // Input, output and status, and no message of ssh.
     let mut child = kept.openssh("ssh", &["peerbar", "cat; echo err >&2; exit 5"]);
     let input = pattern(1 << 20);
     let mut stdin = child.stdin.take().unwrap();
@@ -353,7 +356,8 @@ fn ssh_scp_and_rsync_reach_it(kept: &Kept) {
     assert_eq!(link, Path::new("large"));
 }
 
-/// A tree that the guest made to be a burden is copied, or refused, in the time that its bytes take.
+/// A tree that the guest made to be expensive is copied, or refused, in a time that depends only on
+/// its bytes.
 fn hostile_tree_is_no_burden(kept: &Kept) {
     // A shell looks up the whole path after each step.
     let line = "mkdir /tmp/beside /tmp/deep && cd /tmp/beside && mkdir $(seq 1500) && ln -s / 1/root && \
@@ -383,7 +387,8 @@ fn hostile_tree_is_no_burden(kept: &Kept) {
     assert!(removed.status.success(), "{}", text(&removed.stderr));
 }
 
-/// A copy that a signal ends, SIGKILL among them, leaves nothing in the guest, and nothing here but what SIGKILL cannot help.
+/// A copy that a signal ends, even SIGKILL, leaves nothing in the guest, and nothing on the host
+/// except for files that remain after SIGKILL.
 fn interrupted_copies_leave_nothing(kept: &Kept) {
     let large = File::create(kept.folder().join("zeros")).unwrap();
     large.set_len(150 << 20).unwrap();
@@ -392,7 +397,7 @@ fn interrupted_copies_leave_nothing(kept: &Kept) {
         text(&list.stdout).contains(".peerbar.")
     };
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
-        // A copy may end before it is seen.
+        // A copy may end before the test sees it.
         let mut copy = loop {
             let mut copy = kept.start_peerbar(&["cp", "zeros", "guest:/tmp"]);
             let has_ended = loop {
@@ -413,7 +418,7 @@ fn interrupted_copies_leave_nothing(kept: &Kept) {
         };
         let expected = (signal != Signal::KILL).then(|| 128 + signal.as_raw());
         assert_eq!(copy.wait().unwrap().code(), expected);
-        // The guest learns it a little later.
+        // The guest learns of it a little later.
         let began = Instant::now();
         while hidden("/tmp") {
             assert!(began.elapsed() < LONG, "the guest keeps a part of a copy");
@@ -446,7 +451,7 @@ fn interrupted_copies_leave_nothing(kept: &Kept) {
     assert!(removed.status.success());
 }
 
-/// A terminal whose other end a shell has.
+/// A terminal with a shell at its other end.
 struct Terminal {
     file: File,
     said: String,
@@ -481,7 +486,7 @@ impl Terminal {
         self.file.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Reads until the shell says `words`, and forgets all until then.
+    /// Reads until the shell prints `words`, and drops everything up to them.
     fn waits_for(&mut self, words: &str) {
         let mut bytes = [0; 4096];
         loop {
@@ -507,7 +512,7 @@ fn shell_has_job_control(kept: &Kept) {
         .stderr(theirs)
         .spawn()
         .unwrap();
-    // What is typed is echoed, so no text that is waited for is typed as it is.
+    // Typed text is echoed, so no expected text is typed literally.
     terminal.types("stty size; tty; pwd\n");
     terminal.waits_for("50 132");
     terminal.waits_for("/dev/pts/");
@@ -540,7 +545,7 @@ fn exec_boots_a_guest_and_ends_it() {
         .output()
         .unwrap();
     assert_eq!(unknown.status.code(), Some(2));
-    // Nothing has begun.
+    // Nothing has started.
     assert!(!folder.path().join("runs").exists());
     let mut child = Command::new(&*PEERBAR)
         .args(["exec", "kept.toml", "--share-rw", "--", "sh", "-c"])
@@ -560,14 +565,14 @@ fn exec_boots_a_guest_and_ends_it() {
     let output = child.wait_with_output().unwrap();
     let message = text(&output.stderr);
     assert_eq!(output.status.code(), Some(9), "{message}");
-    // Nothing but the program prints there.
+    // Only the program prints there.
     assert_eq!(text(&output.stdout).lines().count(), 1, "{message}");
     let written = fs::read(folder.path().join("written")).unwrap();
     assert_eq!(written, b"by the guest");
     let run = folder.path().join("runs/latest");
     let verdict = fs::read_to_string(run.join("verdict")).unwrap();
     assert_eq!(verdict, "failed: the program ended with exit status 9\n");
-    // The program's exit status is all that was wrong, and the caller has it.
+    // Nothing else went wrong, and the caller has the program's exit status.
     assert!(!message.contains("failed"), "{message}");
     assert!(!run.join("vsock.sock").exists());
 }

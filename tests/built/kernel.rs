@@ -1,4 +1,4 @@
-//! Kernels and machines of the user's own: a kernel tree, the accelerator, a debugger.
+//! The user's own kernels and machines: a kernel tree, the accelerator, a debugger.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ run = "cat /proc/cmdline"
 expect = ["peerbar.test=1"]
 "#;
 
-/// `peerbar run --dry-run` in `folder`.
+/// Runs `peerbar run --dry-run` in `folder`.
 pub(crate) fn dry_run(folder: &Path, words: &[&str]) -> anyhow::Result<Output> {
     let mut peerbar = Command::new(&*PEERBAR);
     peerbar.args(["run", "--dry-run"]).args(words);
@@ -42,7 +42,7 @@ fn refusal(folder: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stderr)?)
 }
 
-/// A kernel tree whose vmlinux is peerbar's own kernel.
+/// Makes a kernel tree whose vmlinux is peerbar's own kernel.
 pub(crate) fn kernel_tree() -> anyhow::Result<tempfile::TempDir> {
     let tree = tempfile::tempdir()?;
     let own = String::from_utf8(dry_run(tree.path(), &[])?.stdout)?;
@@ -118,7 +118,7 @@ fn kvm_is_taken_only_where_it_runs_a_guest() {
     assert!(emulated.contains("-accel tcg"), "{emulated}");
 }
 
-/// QEMU opens the port soon after it has been started.
+/// Connects to the port, which QEMU opens soon after its start.
 fn connected(run: &mut Launched, port: u16) -> anyhow::Result<TcpStream> {
     loop {
         match TcpStream::connect((Ipv4Addr::LOCALHOST, port)) {
@@ -170,8 +170,8 @@ fn guest_waits_for_a_debugger_without_time_limits() {
     assert_eq!(code, Some(0), "{results}{progress}");
 }
 
-/// A kernel that ends at once where QEMU starts it by PVH: an ELF file whose entry point is an invalid instruction (QEMU,
-/// `hw/i386/x86-common.c`, `load_elfboot`; Xen, `public/elfnote.h`).
+/// Returns a kernel that fails at once if QEMU starts it by PVH: an ELF file whose entry point is
+/// an invalid instruction (QEMU, `hw/i386/x86-common.c`, `load_elfboot`; Xen, `public/elfnote.h`).
 fn dying_kernel() -> Vec<u8> {
     const BASE: u64 = 0x10_0000;
     const NOTE: usize = 0x100;
@@ -181,7 +181,7 @@ fn dying_kernel() -> Vec<u8> {
     let word = |value: u32| value.to_le_bytes().to_vec();
     let wide = |value: u64| value.to_le_bytes().to_vec();
     let mut elf = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    // An executable for x86-64 with two program headers at 64.
+    // An executable for x86-64 with two program headers at offset 64.
     elf.extend([half(2), half(62), word(1), wide(ENTRY), wide(64), wide(0)].concat());
     elf.extend(
         [
@@ -230,7 +230,7 @@ fn kernel_that_dies_at_its_pvh_entry_is_started_as_bzimage() {
     let releases = fs::read_dir(format!("{}/usr/lib/modules", root.unwrap())).unwrap();
     let mut modules = releases.map(|entry| entry.unwrap().path());
     let modules = modules.find(|path| path.join("vmlinuz").exists()).unwrap();
-    // A file of its own has an entry of its own in the cache.
+    // A separate file has a separate entry in the cache.
     let kernel = folder.path().join("vmlinuz");
     fs::copy(modules.join("vmlinuz"), &kernel).unwrap();
     let (kernel, modules) = (kernel.to_str().unwrap(), modules.to_str().unwrap());

@@ -1,5 +1,6 @@
-//! A kernel tree of the user's whose drivers are modules: the agent loads those of the initramfs, modprobe finds all of the tree. And
-//! one without overlayfs, whose guest cannot write to its root.
+//! The user's kernel tree with drivers as modules: the agent loads those of the initramfs, and
+//! modprobe finds all of the tree. Also a tree without overlayfs, whose guest cannot write to its
+//! root.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 use crate::kernel::{dry_run, kernel_tree};
 use crate::launched::Launched;
 
-/// What every guest with a root and a disk loads.
+/// Modules that every guest with a root and a disk loads.
 const NEEDED: [&str; 3] = ["nvme", "9p", "9pnet_virtio"];
 
 const DISK: &str = r#"
@@ -55,7 +56,7 @@ nvme list
 expect = ["Read-only file system", "by /dev/fd\n", "/dev/nvme0n1"]
 "#;
 
-/// The modules of peerbar's own kernel: `usr/lib/modules/RELEASE` of the tools root.
+/// Returns the modules of peerbar's own kernel: `usr/lib/modules/RELEASE` of the tools root.
 fn own_modules(folder: &Path) -> anyhow::Result<PathBuf> {
     fs::write(folder.join("own.toml"), format!("{DISK}{READ_ONLY}"))?;
     let output = dry_run(folder, &["own.toml", "--kernel", "default"])?;
@@ -68,7 +69,7 @@ fn own_modules(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(release.path())
 }
 
-/// `names` and the modules that they need, as paths below the modules' folder.
+/// Returns `names` and the modules that they need, as paths below the modules' folder.
 fn with_needs(modules: &Path, names: &[&str]) -> anyhow::Result<BTreeSet<String>> {
     let index = fs::read_to_string(modules.join("modules.dep"))?;
     let mut paths = BTreeSet::new();
@@ -85,7 +86,7 @@ fn with_needs(modules: &Path, names: &[&str]) -> anyhow::Result<BTreeSet<String>
     Ok(paths)
 }
 
-/// A kernel tree with these modules as its build has left them, beside the sources.
+/// Makes a kernel tree with these modules where a build leaves them, next to the sources.
 fn tree_with(names: &[&str]) -> anyhow::Result<TempDir> {
     let tree = kernel_tree()?;
     let modules = own_modules(tree.path())?;

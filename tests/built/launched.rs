@@ -1,4 +1,4 @@
-//! A `peerbar` that works in a folder of the test's own.
+//! A running `peerbar` in a temporary folder.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::PEERBAR;
 
-/// A `peerbar` at work; its sockets and the folder of its runs are in `folder`.
+/// A running `peerbar`. Its sockets and the folder of its runs are in `folder`.
 pub(crate) struct Launched {
     pub(crate) launcher: Child,
     pub(crate) stderr: BufReader<ChildStderr>,
@@ -39,7 +39,7 @@ impl Launched {
         })
     }
 
-    /// Waits until it says `words` on stderr.
+    /// Waits until it prints `words` on stderr.
     pub(crate) fn wait_until_it_says(&mut self, words: &str) -> anyhow::Result<()> {
         let mut line = String::new();
         while !line.contains(words) {
@@ -50,7 +50,7 @@ impl Launched {
         Ok(())
     }
 
-    /// Waits for the end: exit code, stdout, the rest of stderr.
+    /// Waits for the end. Returns exit code, stdout, and the rest of stderr.
     pub(crate) fn end(&mut self) -> anyhow::Result<(Option<i32>, String, String)> {
         let (mut results, mut progress) = (String::new(), String::new());
         self.stderr.read_to_string(&mut progress)?;
@@ -66,7 +66,7 @@ impl Launched {
         Pid::from_child(&self.launcher)
     }
 
-    /// A file in the run's folder.
+    /// Returns a file of the run's folder.
     pub(crate) fn kept(&self, file: &str) -> anyhow::Result<String> {
         let path = self.folder.path().join("runs/latest").join(file);
         fs::read_to_string(&path).with_context(|| path.display().to_string())

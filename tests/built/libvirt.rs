@@ -1,4 +1,4 @@
-//! The chapter's section on libvirt, with a libvirtd of a session.
+//! The chapter's section on libvirt, with a session's libvirtd.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,10 +16,10 @@ const SCENARIO: &str = include_str!("../../docs/src/two-disks.toml");
 const GPU: &str = "\n[[gpu]]\nname = \"gpu0\"\nbelow = \"switch0\"\n";
 /// The name of the scenario and its domain.
 const DOMAIN: &str = "two-disks";
-/// How long a domain may take from its start to its end, in seconds.
+/// Time limit of a domain from its start to its end, in seconds.
 const LIMIT: &str = "240";
 
-/// The libvirtd of a session, with its files in a folder of the test's.
+/// A session's libvirtd, with its files in the test's folder.
 struct Session {
     runtime: PathBuf,
 }
@@ -29,7 +29,7 @@ impl Session {
     fn start(folder: &Path) -> anyhow::Result<Self> {
         let runtime = folder.join("runtime");
         fs::create_dir(&runtime)?;
-        // It ends by itself where this process cannot end it.
+        // It ends by itself if this process cannot end it.
         let mut command = as_user(&["libvirtd", "--daemon", "--timeout", "60"]);
         in_session(&mut command, &runtime);
         let session = Self { runtime };
@@ -39,13 +39,13 @@ impl Session {
         Ok(session)
     }
 
-    /// Its process.
+    /// Returns its process.
     fn process(&self) -> anyhow::Result<Pid> {
         let text = fs::read_to_string(self.runtime.join("libvirt/libvirtd.pid"))?;
         Pid::from_raw(text.trim().parse()?).context("no process")
     }
 
-    /// virsh with these words.
+    /// Returns a virsh with these words.
     fn virsh(&self, words: &[&str]) -> Command {
         let all = [&["virsh", "--quiet", "--connect", "qemu:///session"], words].concat();
         let mut command = as_user(&all);
@@ -54,7 +54,7 @@ impl Session {
         command
     }
 
-    /// Starts to watch what becomes of its domains.
+    /// Starts to watch the life cycles of its domains.
     fn watch(&self) -> anyhow::Result<Watch> {
         let words = [
             "event",
@@ -69,7 +69,7 @@ impl Session {
         Ok(Watch { child, stdout })
     }
 
-    /// Runs `line` on a terminal, as virsh wants one for a console, and returns what it prints.
+    /// Runs `line` on a terminal, which virsh needs for a console. Returns its output.
     fn run(&self, guest: &OwnGuest, folder: &Path, line: &str) -> anyhow::Result<String> {
         let shell = guest.shell(folder, line);
         let words = [
@@ -101,7 +101,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Of a test that fails: libvirtd leaves its domains running.
+        // For a failed test: libvirtd leaves its domains running.
         let _ = self
             .virsh(&["destroy", DOMAIN])
             .stderr(Stdio::null())
@@ -112,14 +112,14 @@ impl Drop for Session {
     }
 }
 
-/// What libvirt tells of the lives of its domains.
+/// libvirt's events about the life cycles of its domains.
 struct Watch {
     child: Child,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Watch {
-    /// Waits for the end of a domain: how libvirt calls it.
+    /// Waits for the end of a domain. Returns libvirt's name for it.
     fn end(mut self) -> anyhow::Result<String> {
         let mut told = String::new();
         loop {
@@ -141,7 +141,7 @@ impl Drop for Watch {
     }
 }
 
-/// A command of somebody who is not root, as root's libvirtd is never that of a session.
+/// Returns a command of a user other than root, because root's libvirtd is never that of a session.
 fn as_user(words: &[&str]) -> Command {
     let user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"];
     let user = user.into_iter().filter(|_| geteuid().is_root());
@@ -151,7 +151,7 @@ fn as_user(words: &[&str]) -> Command {
     command
 }
 
-/// Has libvirt keep its files below `runtime`.
+/// Makes libvirt keep its files below `runtime`.
 fn in_session(command: &mut Command, runtime: &Path) {
     command.env("XDG_RUNTIME_DIR", runtime).env("HOME", runtime);
     for name in ["XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"] {
@@ -176,7 +176,7 @@ fn domain_boots_and_has_the_peers_of_its_switch() {
     assert!(printed.contains("# started by QEMU "), "{printed}");
     let edited = guest.shell(folder.path(), edit).status().unwrap();
     assert!(edited.success());
-    // The tools, by a device of libvirt's among those of the scenario.
+    // The tools, on a device of libvirt among those of the scenario.
     let tools = guest.tools().unwrap().display();
     let tools = format!(
         "<filesystem type='mount' accessmode='squash'><source dir='{tools}'/><target dir='tools'/><readonly/></filesystem></devices>"

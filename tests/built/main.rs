@@ -1,4 +1,5 @@
-//! `peerbar` with the servers that are built, mostly in real guests: `scripts/test` runs it.
+//! `peerbar` with the servers that `scripts/build` makes, mostly in real guests. `scripts/test`
+//! runs it.
 
 mod bisect;
 mod chapter;
@@ -35,7 +36,7 @@ use peerbar_lab::programs::program;
 #[allow(clippy::unwrap_used, reason = "without it no test can run")]
 static PEERBAR: LazyLock<PathBuf> = LazyLock::new(|| program("peerbar").unwrap());
 
-/// `peerbar` with these words, to be started in `folder`.
+/// Returns a `peerbar` with these words, to be started in `folder`.
 fn command(words: &[&str], folder: &Path) -> Command {
     let mut command = Command::new(&*PEERBAR);
     command.args(words).current_dir(folder);

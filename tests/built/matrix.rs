@@ -1,4 +1,4 @@
-//! The matrix where it must not agree, and where it is cut short.
+//! Matrices that must not agree, or that are interrupted.
 
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! A guest that is not peerbar's: a QEMU, a kernel and an initramfs as a user may have them.
+//! The guest of a user: their own QEMU, kernel and initramfs, not peerbar's.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,8 @@ use peerbar_lab::signals;
 
 use crate::PEERBAR;
 
-/// Loads the drivers, and then tries each disk that there is. With a GPU and the tools root, a disk writes the GPU's memory from peer to peer.
+/// Loads the drivers, and then tries each disk. With a GPU and the tools root, a disk writes to the
+/// GPU's memory from peer to peer.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -52,9 +53,9 @@ echo "RESULT p2pmem: $(cat /sys/bus/pci/devices/*/p2pmem/published)"
 poweroff -f
 "#;
 
-/// The guest's files in a folder of the test's.
+/// The guest's files in the test's folder.
 pub(crate) struct OwnGuest {
-    /// What `qemu-system-x86_64` and our programs are found by.
+    /// The path on which `qemu-system-x86_64` and our programs are found.
     path: String,
     kernel: PathBuf,
     initrd: PathBuf,
@@ -82,7 +83,8 @@ impl OwnGuest {
         let root = artifacts.root.as_ref().context("no root")?.path();
         let bin = folder.join("bin");
         fs::create_dir_all(&bin)?;
-        // With a thread for each virtual processor QEMU may keep a stale breakpoint (docs/src/reliability.md, Known problems).
+        // With a thread for each virtual processor, QEMU may keep a stale breakpoint
+        // (docs/src/reliability.md, Known problems).
         let words = ["-accel", "tcg,thread=single"];
         write_script(
             &bin.join("qemu-system-x86_64"),
@@ -101,20 +103,20 @@ impl OwnGuest {
         })
     }
 
-    /// The same for a user who has no QEMU that is fit.
+    /// Makes the same guest for a user without a suitable QEMU.
     pub(crate) fn without_qemu(mut self) -> Self {
         let (_, rest) = self.path.split_once(':').unwrap_or_default();
         self.path = rest.to_owned();
         self
     }
 
-    /// The guest's tools root.
+    /// Returns the guest's tools root.
     pub(crate) fn tools(&self) -> anyhow::Result<&Path> {
         let root = self.artifacts.root.as_ref();
         Ok(root.context("no root")?.path())
     }
 
-    /// A shell in `folder` that runs `commands`, as a user of this guest has it.
+    /// Returns a shell in `folder` that runs `commands`, as a user of this guest has it.
     pub(crate) fn shell(&self, folder: &Path, commands: &str) -> Command {
         let mut shell = Command::new("sh");
         shell
@@ -128,7 +130,7 @@ impl OwnGuest {
         shell
     }
 
-    /// What a guest that `commands` start prints behind `RESULT`, a line each.
+    /// Returns the output after `RESULT`, by lines, of a guest that `commands` start.
     pub(crate) fn said(&self, folder: &Path, commands: &str) -> anyhow::Result<Vec<String>> {
         let limited = format!(
             "exec timeout --foreground 600 sh -ec '{}'",
@@ -149,7 +151,7 @@ impl OwnGuest {
     }
 }
 
-/// A script that starts the cache's QEMU with `own` words before those that it gets.
+/// Returns a script that starts the cache's QEMU with `own` arguments before those that it gets.
 pub(crate) fn wrapper(artifacts: &Artifacts, own: &[&str]) -> anyhow::Result<String> {
     let command = artifacts.qemu.command();
     let mut words = vec!["exec env".to_owned()];
@@ -171,7 +173,8 @@ pub(crate) fn wrapper(artifacts: &Artifacts, own: &[&str]) -> anyhow::Result<Str
     Ok(format!("#!/bin/sh\n{} \"$@\"\n", words.join(" ")))
 }
 
-/// An archive with a shell of `root` and [`INIT`], which the kernel unpacks over one with modules.
+/// Returns an archive with a shell of `root` and [`INIT`], which the kernel unpacks over one with
+/// modules.
 fn archive(root: &Path, tree: &Path) -> anyhow::Result<Vec<u8>> {
     const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
     const LOADER: &str = "usr/lib64/ld-linux-x86-64.so.2";
@@ -214,10 +217,11 @@ fn archive(root: &Path, tree: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// A descriptor open for writing in a child of another test would keep the script from starting, so a process of its own
-/// writes it.
+/// Another process writes it: a writable descriptor in the child of another test would prevent the
+/// script's start.
 pub(crate) fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
-    // By a process of its own: a descriptor open for writing in a child of another test would keep it from starting.
+    // Another process writes it: a writable descriptor in the child of another test would prevent
+    // its start.
     let draft = path.with_extension("draft");
     fs::write(&draft, text)?;
     fs::set_permissions(&draft, fs::Permissions::from_mode(0o755))?;

@@ -13,10 +13,10 @@ use crate::launched::Launched;
 /// Through the memory of a disk, from peer to peer.
 const CMB: &str = "{ p2pmem = \"disk0\" }";
 
-/// The sizes of the copies in KiB.
+/// Sizes of the copies in KiB.
 const SIZES: [u64; 4] = [64, 128, 256, 512];
 
-/// A folder with a scenario for each size: a copy of some bytes that no other run copies, counted.
+/// Makes a folder with a scenario for each size: a counted copy of a size that no other run copies.
 fn scenarios() -> anyhow::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     for size in SIZES {
@@ -27,7 +27,7 @@ fn scenarios() -> anyhow::Result<TempDir> {
     Ok(folder)
 }
 
-/// The folder of the only run of the scenario `name`; `None` if it was not begun.
+/// Returns the folder of the only run of the scenario `name`, or `None` if it did not start.
 fn run_of(folder: &Path, name: &str) -> anyhow::Result<Option<PathBuf>> {
     let end = format!("Z-{name}");
     for run in fs::read_dir(folder.join("runs"))? {
@@ -62,7 +62,7 @@ fn four_runs_at_once_do_not_disturb_each_other() {
         );
         let kept = fs::read_to_string(run.join("results.json")).unwrap();
         let kept: Value = serde_json::from_str(&kept).unwrap();
-        // Each byte is read by one disk and written by the other, and no other run's are among them.
+        // One disk reads and the other writes each byte, and the bytes of no other run are counted.
         let peer = kept
             .pointer("/checks/0/measure/peer_bytes")
             .and_then(Value::as_u64);

@@ -1,4 +1,4 @@
-//! A Persistent Memory Region over boots, each with new servers and a new guest.
+//! A Persistent Memory Region over several boots, each with new servers and a new guest.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -39,10 +39,10 @@ disk = "disk0"
 gpu = "gpu0"
 "#;
 
-/// Where the check leaves its record: a text, how many runs there were, a checksum of what is before it.
+/// Offset of the check's record: a text, the number of runs, a checksum of everything before it.
 const RECORD: u64 = 1 << 20;
 
-/// Boots the guest; the exit code, and what the launcher has printed.
+/// Boots the guest. Returns the exit code, and the launcher's output.
 fn boot(folder: &Path) -> anyhow::Result<(Option<i32>, String)> {
     let output = peerbar(&["run", "kept.toml"], folder)?;
     let printed = [output.stdout, output.stderr].concat();
@@ -57,7 +57,8 @@ fn runs(region: &File) -> anyhow::Result<u64> {
     Ok(u64::from_le_bytes(runs.try_into()?))
 }
 
-/// Inverts the last byte that the record's checksum covers. What the GPU has left is random, so that a set byte might be no change.
+/// Inverts the last byte that the record's checksum covers. The GPU's data is random, so setting
+/// the byte might not change it.
 fn invert_last_byte(region: &Path) -> anyhow::Result<()> {
     let region = File::options().read(true).write(true).open(region)?;
     let mut byte = [0];

@@ -1,4 +1,4 @@
-//! What a run leaves to be read, by programs and by people, and how parts of a list are joined.
+//! The reports of a run, for programs and for people, and how parts of a list are joined.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ name = "disk2"
 namespaces = [{ ram = "16M" }]
 "#;
 
-/// A copy from peer to peer, its control, and a copy that the kernel refuses.
+/// Returns a copy from peer to peer, its control, and a copy that the kernel refuses.
 fn scenario(name: &str) -> String {
     let cmb = "{ p2pmem = \"disk0\" }";
     let pair = ["disk0", "disk1"];
@@ -35,7 +35,7 @@ fn scenario(name: &str) -> String {
     .concat()
 }
 
-/// What Chromium needs in a container without a display and without a network.
+/// Chromium's arguments in a container without a display and without a network.
 const CHROMIUM: [&str; 10] = [
     "--headless",
     "--no-sandbox",
@@ -49,7 +49,7 @@ const CHROMIUM: [&str; 10] = [
     "--virtual-time-budget=2000",
 ];
 
-/// What `peerbar report --as FORMAT` prints of the last run in `folder`.
+/// Returns the output of `peerbar report --as FORMAT` about the last run in `folder`.
 fn report_as(format: &str, folder: &Path) -> anyhow::Result<String> {
     let output = peerbar(&["report", "--as", format], folder)?;
     ensure!(
@@ -67,7 +67,7 @@ fn validate(value: &Value, schema: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The page as Chromium has read it, in a window of `width` pixels.
+/// Returns the page as rendered by Chromium, in a window of `width` pixels.
 fn rendered(page: &Path, width: u32) -> anyhow::Result<String> {
     let profile = tempfile::tempdir()?;
     let output = Command::new("chromium")
@@ -87,7 +87,8 @@ fn rendered(page: &Path, width: u32) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Run in a copy of the page: leaves what a person sees of it in an attribute of the body.
+/// Runs in a copy of the page. Puts a description of its visible parts into an attribute of the
+/// body.
 const LOOK: &str = r##"<script>{
 const box = element => element.getBoundingClientRect();
 const isSeen = element => box(element).width > 0 && box(element).height > 0;
@@ -106,10 +107,10 @@ const seen = { width: innerWidth, names: names.sort(), cut: cut.map(said), wide:
 parent.document.body.setAttribute("data-seen", JSON.stringify(seen));
 }</script>"##;
 
-/// What a person sees of a page in a window of `width` pixels.
+/// Returns a description of the visible parts of a page in a window of `width` pixels.
 fn seen(page: &Path, width: u32) -> anyhow::Result<Value> {
     let source = fs::read_to_string(page)?;
-    // The page itself lets no script run.
+    // The page itself allows no scripts.
     let source = source.replace("http-equiv=\"Content-Security-Policy\"", "");
     let source = source.replace("</body>", &format!("{LOOK}</body>"));
     let source = source.replace('&', "&amp;").replace('"', "&quot;");
@@ -132,7 +133,7 @@ fn seen(page: &Path, width: u32) -> anyhow::Result<Value> {
     )?)
 }
 
-/// Holds the page of the run in `folder` against its checks.
+/// Compares the page of the run in `folder` with its checks.
 fn check_page(folder: &Path) -> anyhow::Result<()> {
     let page = folder.join("runs/latest/report.html").canonicalize()?;
     let source = fs::read_to_string(&page)?;
@@ -160,7 +161,8 @@ fn check_page(folder: &Path) -> anyhow::Result<()> {
         );
         ensure!(dom.contains("× the bounce"), "no bars");
         let seen = seen(&page, width)?;
-        // The pair that the kernel refuses is a line, the first screen says why, and the explanation of the failed check is open.
+        // The pair that the kernel refuses is a line, the first screen says why, and the
+        // explanation of the failed check is open.
         let expected = json!({
             "width": width, "names": ["disk0", "disk1", "disk2"], "cut": [], "wide": [], "refused": 1, "top": 1, "why": true,
         });

@@ -1,4 +1,4 @@
-//! Guests of one scenario that `peerbar run --keep` has left running, and programs in them.
+//! Guests of one scenario that `peerbar run --keep` has kept, and programs in them.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
@@ -13,7 +13,7 @@ use crate::failures::children;
 use crate::launched::Launched;
 use crate::peerbar;
 
-/// Two guests, whose only check fails in one of them.
+/// Two guests, one of which fails its only check.
 const SCENARIO: &str = r#"
 name = "kept-guests"
 timeout = "4m"
@@ -100,7 +100,7 @@ fn kept_guests_take_programs_until_a_signal() {
     );
 }
 
-/// Two guests on one fabric. The first is busy, the second has done its check.
+/// Two guests on one fabric. The first is busy, the second has finished its check.
 const BUSY: &str = r#"
 name = "busy-guest"
 timeout = "4m"
@@ -134,7 +134,7 @@ kind = "command"
 run = "true"
 "#;
 
-/// How long both guests may take to boot.
+/// Time limit for both guests to boot.
 const BOOTED: Duration = Duration::from_secs(180);
 
 /// Waits until the check of the second guest has its result.

@@ -1,4 +1,5 @@
-//! The scenario of `peerbar init`, run and traced; its time line is opened with Perfetto's own trace processor.
+//! The scenario of `peerbar init`, run and traced. Perfetto's own trace processor opens its time
+//! line.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +13,7 @@ use crate::peerbar;
 
 const PROJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// What a command prints that must succeed.
+/// Returns the output of a command, which must succeed.
 fn printed(words: &[&str], folder: &Path) -> anyhow::Result<String> {
     let output = peerbar(words, folder)?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -20,7 +21,7 @@ fn printed(words: &[&str], folder: &Path) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The rows that Perfetto's trace processor answers to each query.
+/// Returns the rows of Perfetto's trace processor for each query.
 fn queried(trace: &Path, queries: &[&str]) -> anyhow::Result<Vec<Vec<Value>>> {
     let processor = Path::new(PROJECT).join("target/perfetto");
     let fetched = Command::new(Path::new(PROJECT).join("tests/perfetto/fetch")).status();
@@ -50,7 +51,8 @@ fn queried(trace: &Path, queries: &[&str]) -> anyhow::Result<Vec<Vec<Value>>> {
     Ok(rows)
 }
 
-/// How many flows lead from a track with a name like `from` to one with a name like `to`.
+/// Returns a query of the number of flows from a track with a name like `from` to one with a name
+/// like `to`.
 fn flows(from: &str, to: &str) -> String {
     format!(
         "select count(*) as n from flow f join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id \
@@ -59,7 +61,8 @@ fn flows(from: &str, to: &str) -> String {
     )
 }
 
-/// How many flows lead from a doorbell by a command to the interrupt that reports its completion, and end where the guest takes that.
+/// The number of flows from a doorbell by a command to the interrupt that reports its completion,
+/// which end where the guest takes the completion.
 const FROM_DOORBELL_TO_GUEST: &str = "select count(*) as n from (select 1 from (\
     select f.trace_id as flow, f.slice_out as slice from flow f union select f.trace_id, f.slice_in from flow f) e \
     join slice s on e.slice = s.id join track t on s.track_id = t.id group by e.flow having \
@@ -69,8 +72,8 @@ const FROM_DOORBELL_TO_GUEST: &str = "select count(*) as n from (select 1 from (
     min(iif(t.name glob 'queue ?: completions', s.ts, null)) < min(iif(t.name = 'interrupts', s.ts, null)) and \
     max(iif(t.name glob 'nvme*: completions', s.ts, null)) is not null)";
 
-/// Tracks on which a command of the guest is, beside that of interrupts: the driver may take a completion while it is at work on the
-/// interrupt before.
+/// Tracks of a guest's command, except that of interrupts: the driver may take a completion while
+/// it handles the interrupt before.
 const TRACKS: [&str; 5] = [
     "nvme* queue ? (*)",
     "queue ?: doorbells",
@@ -79,7 +82,8 @@ const TRACKS: [&str; 5] = [
     "nvme*: completions",
 ];
 
-/// How many flows are on tracks with names like all of these, in any order of time.
+/// Returns a query of the number of flows on tracks with names like all of these, in any order of
+/// time.
 fn joined(names: &[&str]) -> String {
     let on = names
         .iter()
@@ -158,8 +162,9 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
         "each command is followed on every track"
     );
     assert_eq!(number(11), number(8), "each command has a doorbell");
-    // A loaded host stops the guest now and then, whose clock is no straight line of the host's then: some commands seem to be later than their
-    // doorbells, and their flows take another way.
+    // A loaded host stops the guest now and then, and then the guest's clock is not linear in the
+    // host's: some commands seem to be later than their doorbells, and their flows take another
+    // order.
     let most = |count: f64, of: f64| 2.0 * count > of && count <= of;
     assert!(
         most(number(3), commands) && most(number(7), commands),

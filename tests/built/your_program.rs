@@ -1,4 +1,4 @@
-//! The chapter on a program of the reader's own, from an empty folder on.
+//! The chapter about the reader's own program, starting with an empty folder.
 
 use crate::chapter::follow;
 

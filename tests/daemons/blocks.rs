@@ -1,4 +1,4 @@
-//! What each block of a disk may contain.
+//! The permitted contents of each block of a disk.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,40 +12,42 @@ use crate::memory::{BLOCK, stamp};
 /// The stamps that the blocks of a disk may have.
 #[derive(Default)]
 pub(crate) struct Blocks {
-    /// Of each block that was written; others are zeroes. One stamp if its last write and a flush after it were acknowledged.
+    /// The possible stamps of each written block; others are zeroes. One stamp if its last write
+    /// and a flush after it were acknowledged.
     possible: BTreeMap<u64, Vec<u64>>,
     last: u64,
 }
 
 impl Blocks {
-    /// A stamp that no block has.
+    /// Returns a stamp that no block has.
     pub(crate) fn next_stamp(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The stamps that a block may have.
+    /// Returns the possible stamps of a block.
     pub(crate) fn possible(&self, number: u64) -> &[u64] {
         self.possible.get(&number).map_or(&[0], Vec::as_slice)
     }
 
-    /// A write of `stamp` is about to be submitted.
+    /// Notes a write of `stamp` that is about to be submitted.
     pub(crate) fn write(&mut self, number: u64, stamp: u64) {
         let possible = self.possible.entry(number).or_insert_with(|| vec![0]);
         possible.push(stamp);
     }
 
-    /// The block has one of these stamps, and keeps it until it is written again.
+    /// Notes that the block has one of these stamps, and keeps it until it is written again.
     pub(crate) fn flush(&mut self, number: u64, stamps: Vec<u64>) {
         self.possible.insert(number, stamps);
     }
 
-    /// Whether these blocks have these stamps and no others.
+    /// Returns `true` if these blocks have these stamps and no others.
     pub(crate) fn are_flushed(&self, mut stamps: impl Iterator<Item = (u64, u64)>) -> bool {
         stamps.all(|(number, stamp)| self.possible(number) == [stamp])
     }
 
-    /// That a block read as `content` has what it may have. From now on that is what it must have.
+    /// Checks that a block that was read as `content` has a possible stamp. From now on it must
+    /// have that one.
     pub(crate) fn check(&mut self, number: u64, content: &[u8]) -> anyhow::Result<()> {
         let found = stamp(content).with_context(|| format!("block {number} is mixed"))?;
         let possible = self.possible(number);
@@ -57,7 +59,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// That each block in the image has what it may have; how many were written.
+    /// Checks that each block in the image has a possible stamp. Returns the number of written
+    /// blocks.
     pub(crate) fn check_image(&mut self, image: &Path) -> anyhow::Result<usize> {
         let image = File::open(image)?;
         let numbers: Vec<u64> = self.possible.keys().copied().collect();
@@ -69,7 +72,7 @@ impl Blocks {
         Ok(self.possible.len())
     }
 
-    /// Numbers of the blocks that may have one of several stamps.
+    /// Returns the numbers of the blocks that may have one of several stamps.
     pub(crate) fn unsure(&self) -> Vec<u64> {
         let unsure = self.possible.iter().filter(|(_, stamps)| stamps.len() > 1);
         unsure.map(|(number, _)| *number).collect()

@@ -10,7 +10,7 @@ use crate::client::DeviceClient;
 use crate::memory::BusMemory;
 
 const ENTRIES: u32 = 32;
-/// Where behind the ring the fence is.
+/// Offset of the fence from the ring.
 const FENCE: u64 = 0x1000;
 /// Registers of a channel.
 const RING_ADDRESS: u64 = 0x00;
@@ -21,10 +21,10 @@ const STATUS: u64 = 0x14;
 /// STATUS: error, and stopping.
 const ERROR: u32 = 2;
 const STOPPING: u32 = 1 << 16;
-/// How long a channel may take to stop.
+/// Time limit for a channel to stop.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-/// An address that is an operand.
+/// An address operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CommandAddress {
     Bus(u64),
@@ -40,7 +40,7 @@ pub(crate) struct Command {
     operands: [u64; 13],
 }
 
-/// A channel that is on, with its ring and its fence in memory that the GPU reaches.
+/// An enabled channel, with its ring and its fence in memory that the GPU reaches.
 pub(crate) struct Channel {
     client: DeviceClient,
     memory: BusMemory,
@@ -52,7 +52,7 @@ pub(crate) struct Channel {
 }
 
 impl Command {
-    /// A copy of `bytes` bytes.
+    /// Returns a copy of `bytes` bytes.
     pub(crate) fn copy(from: CommandAddress, to: CommandAddress, bytes: u64) -> Self {
         let copy = Self {
             opcode: 1,
@@ -61,7 +61,7 @@ impl Command {
         copy.address(0, from).address(1, to).number(2, bytes)
     }
 
-    /// A launch of a kernel with that number of threads.
+    /// Returns a launch of a kernel with that number of threads.
     pub(crate) fn launch(kernel: u32, threads: u64) -> Self {
         let launch = Self {
             opcode: 5,
@@ -71,7 +71,7 @@ impl Command {
         launch.number(11, threads.div_ceil(1024)).number(12, 1024)
     }
 
-    /// The same with an address as an operand.
+    /// Adds an address operand.
     pub(crate) fn address(mut self, operand: usize, address: CommandAddress) -> Self {
         match address {
             CommandAddress::Bus(address) => self.number(operand, address),
@@ -82,7 +82,7 @@ impl Command {
         }
     }
 
-    /// The same with a number as an operand.
+    /// Adds a number operand.
     pub(crate) fn number(mut self, operand: usize, number: u64) -> Self {
         self.operands[operand] = number;
         self
@@ -100,7 +100,7 @@ impl Command {
 }
 
 impl Channel {
-    /// Enables channel `number` with its ring at `ring` in `memory`, and its fence behind it.
+    /// Enables channel `number` with its ring at `ring` in `memory`, and its fence after the ring.
     pub(crate) fn enable(
         client: DeviceClient,
         memory: BusMemory,
@@ -119,7 +119,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Enables it, again if it is in error.
+    /// Enables it, also after an error.
     pub(crate) fn start(&mut self) -> anyhow::Result<()> {
         self.set(CONTROL, 0)?;
         let begun = Instant::now();
@@ -136,13 +136,14 @@ impl Channel {
         Ok(())
     }
 
-    /// Puts a command into the ring and rings; the one before is over.
+    /// Puts a command into the ring and rings the doorbell. The command before has ended.
     pub(crate) fn put(&mut self, command: &Command) -> anyhow::Result<()> {
         let (doorbell, value) = self.put_silently(command)?;
         Ok(self.client.write_register(doorbell, &value.to_le_bytes())?)
     }
 
-    /// Puts a command into the ring; the register of its doorbell, and the value that announces it.
+    /// Puts a command into the ring. Returns the register of its doorbell, and the value that
+    /// announces it.
     pub(crate) fn put_silently(&mut self, command: &Command) -> anyhow::Result<(u64, u32)> {
         self.fences += 1;
         let bytes = command.encode(self.ring + FENCE, self.fences);
@@ -152,7 +153,7 @@ impl Channel {
         Ok((self.doorbell(), self.put))
     }
 
-    /// Whether the device polls no doorbells.
+    /// Returns `true` if the device does not poll doorbells.
     pub(crate) fn sleeps(&self) -> anyhow::Result<bool> {
         let mut word = [0; 4];
         self.client.read_register(self.doorbell() + 4, &mut word)?;
@@ -163,14 +164,14 @@ impl Channel {
         0x8000 + 0x40 * self.number
     }
 
-    /// The result of the last command, once it is done.
+    /// Returns the result of the last command, once it is complete.
     pub(crate) fn result(&self) -> anyhow::Result<Option<u64>> {
         let is_done = self.memory.load64(self.ring + FENCE)? == self.fences;
         let result = self.memory.load64(self.ring + FENCE + 8)?;
         Ok(is_done.then_some(result))
     }
 
-    /// The code of the fault that has ended the last command, if one has.
+    /// Returns the code of the fault that has ended the last command, if one has.
     pub(crate) fn fault(&self) -> anyhow::Result<Option<u32>> {
         let status = self.status()?;
         Ok((status & 0xff == ERROR).then_some(status >> 8 & 0xff))

@@ -1,6 +1,8 @@
-//! A device's registers and configuration space over its vfio-user socket, as QEMU and a guest would use them.
+//! A device's registers and configuration space over its vfio-user socket, used as QEMU and a guest
+//! would.
 //!
-//! A device finds what was lent to it by itself. What else it asks for is up to its [`Bus`]; without one it is refused.
+//! A device reaches lent memory by itself. Its [`Bus`] answers its other requests; without a bus
+//! they fail.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -47,26 +49,26 @@ const ERROR: u32 = 1 << 5;
 const HEADER: usize = 16;
 /// No message is longer.
 const LONGEST: usize = 2 << 20;
-/// ENODEV, as QEMU answers for an address without memory.
+/// ENODEV, QEMU's answer for an address without memory.
 const NO_MEMORY: u32 = 19;
 
-/// What a device finds at addresses that it asks for.
+/// The memory at the addresses that a device requests.
 pub(crate) trait Bus {
-    /// Reads at `address`; none if no device answers there.
+    /// Reads at `address`. Returns `None` if no device answers there.
     fn read(&self, address: u64, data: &mut [u8]) -> anyhow::Result<Option<()>>;
 
-    /// Writes at `address`; none if no device answers there.
+    /// Writes at `address`. Returns `None` if no device answers there.
     fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>>;
 }
 
-/// The client of a device. Dropped, it disconnects without notice, as a QEMU that is killed.
+/// The client of a device. When dropped, it disconnects without notice, like a QEMU that is killed.
 #[derive(Clone)]
 pub(crate) struct DeviceClient(Rc<RefCell<Connection>>);
 
 struct Connection {
     stream: UnixStream,
     last_id: u16,
-    /// Offsets of the registers that were written.
+    /// Offsets of the written registers.
     written: Vec<u64>,
     bus: Option<Rc<dyn Bus>>,
 }
@@ -100,30 +102,30 @@ impl DeviceClient {
         Ok(client)
     }
 
-    /// What the device asks for is at `bus` from now on.
+    /// Lets `bus` answer the device's requests from now on.
     pub(crate) fn attach(&self, bus: Rc<dyn Bus>) {
         self.0.borrow_mut().bus = Some(bus);
     }
 
-    /// Has the device know that `bytes` bytes of another device are at `address`, as QEMU does, which lends none of them.
+    /// Announces `bytes` bytes of another device at `address`. Like QEMU, it does not lend them.
     pub(crate) fn map_device(&self, address: u64, bytes: u64) -> anyhow::Result<()> {
         let map = [words(&[32, 0b11]), quads(&[0, address, bytes])].concat();
         self.0.borrow_mut().ask(DMA_MAP, &map, None)?;
         Ok(())
     }
 
-    /// How many registers were written from this offset on.
+    /// Returns the number of writes to registers from this offset on.
     pub(crate) fn register_writes(&self, from: u64) -> u64 {
         let written = &self.0.borrow().written;
         written.iter().filter(|offset| **offset >= from).count() as u64
     }
 
-    /// Has the registers answer at `address`.
+    /// Sets the address of the register BAR.
     pub(crate) fn set_register_bar(&self, address: u64) -> anyhow::Result<()> {
         self.set_bar(REGISTERS, address)
     }
 
-    /// Has the memory BAR answer at `address`.
+    /// Sets the address of the memory BAR. Returns the memory, which the device lends.
     pub(crate) fn set_memory_bar(&self, address: u64) -> anyhow::Result<BusMemory> {
         self.set_bar(MEMORY, address)?;
         let request = [words(&[32, 0, MEMORY, 0]), quads(&[0, 0])].concat();
@@ -144,7 +146,7 @@ impl DeviceClient {
         Ok(())
     }
 
-    /// Has a BAR answer at `address` (PCI Local Bus 3.0, 6.2.5).
+    /// Sets the address of a BAR (PCI Local Bus 3.0, 6.2.5).
     pub(crate) fn set_bar(&self, bar: u32, address: u64) -> anyhow::Result<()> {
         let register = 0x10 + 4 * u64::from(bar);
         self.write(CONFIG_REGION, COMMAND.0, &[0, 0])?;
@@ -203,7 +205,7 @@ impl Connection {
         }
     }
 
-    /// Answers a message that is a request; whether it is one.
+    /// Answers a message that is a request. Returns `false` if it is not one.
     fn answer(&mut self, message: &Message) -> anyhow::Result<bool> {
         let is_request = message.flags & 0xf != REPLY;
         if !is_request {
@@ -221,7 +223,8 @@ impl Connection {
         Ok(true)
     }
 
-    /// Carries a request out on the bus; the payload of its answer, none if it is refused.
+    /// Executes a request on the bus. Returns the payload of its answer, or `None` if it is
+    /// refused.
     fn carry_out(&self, message: &Message) -> anyhow::Result<Option<Vec<u8>>> {
         let Some(bus) = &self.bus else {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! What devices below a switch, or at a fabric, can still do after they were taken over: connect to Unix sockets, and nothing more.
+//! The remaining powers of devices below a switch, or at a fabric, after a takeover: they can
+//! connect to Unix sockets, and nothing more.
 
 use std::process::Command;
 

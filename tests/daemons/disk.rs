@@ -1,4 +1,5 @@
-//! A disk under load: blocks are written, flushed and read back, by way of RAM and of the memories of devices.
+//! A disk under load: blocks are written, flushed and read back, from and to RAM and the memory of
+//! devices.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ const WRITE: u8 = 1;
 const READ: u8 = 2;
 /// Blocks of the largest command.
 const LARGEST: u64 = 8;
-/// Commands of a pass, each in a range of blocks of its own.
+/// Commands of a pass, each in a separate range of blocks.
 const COMMANDS: u64 = 4;
 /// Blocks of such a range.
 const RANGE: u64 = 1024;
@@ -36,26 +37,26 @@ pub(crate) const IMAGE_BYTES: u64 = COMMANDS * RANGE * BLOCK as u64;
 const ENTRIES: u16 = 16;
 /// Bytes of memory that each disk uses in each target.
 const AREA: u64 = 2 << 20;
-/// Where the data of its commands lie in them: those that it writes, and those that it reads.
+/// Offsets of the data in it: of writes, and of reads.
 const DATA: [u64; 2] = [1 << 20, (1 << 20) + (512 << 10)];
-/// How long a command may take: the longest stop, and what the host takes.
+/// Time limit of a command: the longest stop, and a margin for the host.
 const TIME_OUT: Duration = Duration::from_secs(30);
-/// How often a thread polls for completions before it lets others run for a time.
+/// Polls for completions before a thread lets others run for a time.
 const SPINS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// A disk, whatever becomes of its server.
+/// A disk, over all restarts of its server.
 #[derive(Clone)]
 pub(crate) struct Disk {
     pub(crate) part: Part,
     pub(crate) socket: PathBuf,
-    /// Of its memory in each target.
+    /// Index of its area in each target.
     pub(crate) area: u64,
     pub(crate) blocks: Arc<Mutex<Blocks>>,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// A disk that is brought up.
+/// An enabled disk.
 struct Session<'a> {
     disk: &'a Disk,
     /// The number of ends before this one.
@@ -69,14 +70,14 @@ struct Session<'a> {
 struct Extent {
     first: u64,
     count: u64,
-    /// The stamp of the first block; each next one has the next.
+    /// The stamp of the first block. The following ones have consecutive stamps.
     stamp: u64,
     /// Number of the command in its pass.
     slot: u64,
 }
 
 impl Disk {
-    /// Sessions, one after another, until all is over.
+    /// Runs sessions, one after another, until the test ends.
     pub(crate) fn run(&self, mut random: Rng) {
         while self.shared.begin_session(self.part) {
             let ends = self.shared.ends(self.part);
@@ -87,7 +88,7 @@ impl Disk {
         }
     }
 
-    /// Where the disk finds its own area of the memory `target`, with what is `at` there.
+    /// Returns the disk's address of the offset `at` in its area of `memory`.
     fn address(&self, memory: &BusMemory, at: u64) -> u64 {
         memory.address + self.area * AREA + at
     }
@@ -132,7 +133,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Reads the blocks of which the session before has left it open what is in them.
+    /// Reads the blocks whose content is uncertain after the previous session.
     fn settle(&mut self) -> Result<(), Ended> {
         let unsure = self.disk.blocks().unsure();
         for first in unsure {
@@ -193,12 +194,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// What transfers with `target` may come to now.
+    /// Returns the outcomes of transfers with `target` that are permitted now.
     fn permitted(&self, target: Target) -> Permitted {
         self.disk.shared.permitted(self.disk.part, target)
     }
 
-    /// Notes what the blocks may contain after writes with these statuses and a flush.
+    /// Notes the possible stamps of the blocks after writes with these statuses and a flush.
     fn judge_writes(
         &self,
         permitted: Permitted,
@@ -216,7 +217,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Chooses blocks, and puts what they shall contain into `memory`.
+    /// Chooses blocks, and puts their new content into `memory`.
     fn fill(&mut self, memory: &BusMemory, random: &mut Rng) -> Result<Vec<Extent>, Ended> {
         let mut extents = Vec::new();
         for slot in 0..random.u64(1..=COMMANDS) {
@@ -249,7 +250,8 @@ impl<'a> Session<'a> {
         self.disk.address(memory, start + slot * slot_bytes)
     }
 
-    /// Executes a command for each of the extents at the same time; their statuses, in the same order.
+    /// Executes a command for each of the extents at the same time. Returns their statuses, in the
+    /// same order.
     fn transfer(
         &mut self,
         opcode: u8,
@@ -279,7 +281,7 @@ impl<'a> Session<'a> {
         Ok(*statuses.first().context("no status")?)
     }
 
-    /// Puts a command into the queue; its CID.
+    /// Puts a command into the queue. Returns its CID.
     fn push(&mut self, opcode: u8, mut entry: SubmissionEntry) -> Result<u16, Ended> {
         let command = self.queue.tail();
         entry.opcode = opcode;
@@ -289,7 +291,8 @@ impl<'a> Session<'a> {
         Ok(command)
     }
 
-    /// Has the controller execute these commands, which are all that the queue has; their statuses.
+    /// Waits until the controller has executed these commands, which are the only ones in the
+    /// queue. Returns their statuses.
     fn finish(&mut self, commands: &[u16]) -> Result<Vec<u16>, Ended> {
         self.queue.ring()?;
         let begun = Instant::now();
@@ -323,7 +326,7 @@ impl<'a> Session<'a> {
 }
 
 impl Extent {
-    /// Numbers and stamps of its blocks.
+    /// Returns numbers and stamps of its blocks.
     fn stamps(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         let Self {
             first,

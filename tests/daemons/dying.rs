@@ -1,4 +1,4 @@
-//! Parts that are killed, stopped and left under load, at random moments.
+//! Parts that are killed, stopped or disconnected under load, at random moments.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -11,7 +11,7 @@ use crate::environment::number;
 use crate::machine::{Action, Machine, Moment};
 use crate::shared::Part;
 
-/// What can happen, and how many of a hundred moments are such.
+/// The kinds of moments, and how many of a hundred are of each.
 const KINDS: [(Part, Kind, u32); 11] = [
     (Part::Disk0, Kind::Kill, 12),
     (Part::Disk1, Kind::Kill, 12),
@@ -25,9 +25,9 @@ const KINDS: [(Part, Kind, u32); 11] = [
     (Part::Disk1, Kind::Leave, 5),
     (Part::Gpu0, Kind::Leave, 5),
 ];
-/// The longest time before a moment, after all transfers work again, in µs.
+/// The longest time from when all transfers work again to the next moment, in µs.
 const BEFORE: u64 = 20_000;
-/// Usual and long stops in ms; the long ones exceed the time-outs of the switch and its endpoints.
+/// Usual and long stops in ms. The long ones exceed the time-outs of the switch and its endpoints.
 const SHORT: (u64, u64) = (1, 60);
 const LONG: (u64, u64) = (1500, 6000);
 /// One of this many stops is long.
@@ -40,7 +40,7 @@ enum Kind {
     Leave,
 }
 
-/// A moment by chance, and when it comes.
+/// Returns a random moment, and the time until it.
 fn moment(random: &mut Rng) -> (Moment, Kind, Duration) {
     let before = Duration::from_micros(random.u64(0..BEFORE));
     let mut left = random.u32(0..100);

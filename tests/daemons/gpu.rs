@@ -1,4 +1,5 @@
-//! A GPU under load: it copies from RAM to its own memory, and by the memory of a disk back to RAM (`devices/gpu/INTERFACE.md`).
+//! A GPU under load: it copies from RAM to its own memory, and through the memory of a disk back to
+//! RAM (`devices/gpu/INTERFACE.md`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::memory::block;
 use crate::shared::{Ended, Part, Shared, Target};
 
 const PART: Part = Part::Gpu0;
-/// Where in each memory its data lie, away from those of the disks.
+/// Offset of its data in each memory, away from those of the disks.
 const AREA: u64 = 8 << 20;
 /// The channel's ring and its fence, in RAM.
 const RING: u64 = RAM + AREA;
@@ -24,12 +25,12 @@ const RESULT: u64 = RAM + AREA + (2 << 20);
 /// Blocks of a copy.
 const BLOCKS: u64 = 16;
 const BYTES: u64 = BLOCKS * 4096;
-/// The longest stop, and what the host takes.
+/// The longest stop, and a margin for the host.
 const TIME_OUT: Duration = Duration::from_secs(30);
 const SPINS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// The GPU, whatever becomes of its server.
+/// The GPU, over all restarts of its server.
 #[derive(Clone)]
 pub(crate) struct Gpu {
     pub(crate) socket: PathBuf,
@@ -45,7 +46,7 @@ struct Session<'a> {
 }
 
 impl Gpu {
-    /// Sessions, one after another, until all is over.
+    /// Runs sessions, one after another, until the test ends.
     pub(crate) fn run(&self) {
         let mut stamp = 0;
         while self.shared.begin_session(PART) {
@@ -84,7 +85,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies from RAM by VRAM, and by `target` if that is a disk's, back to RAM, and compares.
+    /// Copies from RAM through VRAM, and through `target` if that is a disk's, back to RAM, and
+    /// compares.
     fn pass(&mut self, target: Target) -> Result<(), Ended> {
         let Some(memory) = self.shared.memory(target) else {
             return Ok(());
@@ -130,7 +132,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Whether the copy is done; if not, the channel is ready for another.
+    /// Returns `true` if the copy is complete. If not, the channel is ready for another.
     fn copy(&mut self, from: CommandAddress, to: CommandAddress) -> Result<bool, Ended> {
         self.channel.put(&Command::copy(from, to, BYTES))?;
         let (begun, mut spins) = (Instant::now(), 0);

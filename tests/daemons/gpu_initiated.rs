@@ -1,4 +1,5 @@
-//! A GPU that drives queues of a disk by itself. The host makes the queues in the GPU's memory, and touches them no more.
+//! A GPU that drives queues of a disk by itself. The host makes the queues in the GPU's memory, and
+//! does not touch them again.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use crate::machine::{RAM, RAM_BYTES, VRAM};
 use crate::memory::{BLOCK, BusMemory, block};
 use crate::server::Server;
 
-/// Where the disk's registers are, and how many bytes.
+/// Address and size of the disk's registers.
 const REGISTERS: u64 = (1 << 38) + (1 << 30);
 const REGISTERS_BYTES: u64 = 0x4000;
 /// Offset of the doorbells, and of those of the first I/O queue.
@@ -32,7 +33,7 @@ const VRAM_BYTES: u64 = 16 << 20;
 const BLOCKS: u64 = 1024;
 /// The kernel `nvme io`.
 const NVME_IO: u32 = 5;
-/// How much VRAM a queue has for itself, requests and data, and where in it they are.
+/// Bytes of VRAM for a queue with its requests and data, and their offsets.
 const AREA: u64 = 4 << 20;
 const COMPLETIONS: u64 = 0x4000;
 const STATE: u64 = 0x8000;
@@ -42,29 +43,29 @@ const READ: u8 = 2;
 const WRITE: u8 = 1;
 const TIME_OUT: Duration = Duration::from_secs(60);
 
-/// How the devices are joined.
+/// The connection of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Root ports: all goes by way of the client, as by way of QEMU.
+    /// Root ports: everything goes through the client, as through QEMU.
     Root,
     /// A switch.
     Switch,
-    /// A switch, and the disk polls its doorbells, which it lends.
+    /// A switch, and the disk lends its doorbells and polls them.
     SwitchAndPolls,
 }
 
-/// RAM and VRAM, each where the devices find it.
+/// RAM and VRAM, each at the devices' address of it.
 #[derive(Clone)]
 struct Memories {
     ram: BusMemory,
     vram: BusMemory,
 }
 
-/// What a root complex does with the requests of both devices.
+/// A root complex that executes the requests of both devices.
 struct Root {
     memories: Memories,
     disk: DeviceClient,
-    /// Doorbells that the GPU has written this way.
+    /// Doorbells that the GPU has written through it.
     doorbells: Cell<u64>,
 }
 
@@ -117,7 +118,7 @@ impl Bus for Root {
 
     fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>> {
         if let Some(memory) = self.memories.find(address) {
-            // In units of 8, as QEMU does: a phase tag comes last.
+            // In units of 8, as QEMU does: a phase tag is written last.
             for (at, word) in (address..).step_by(8).zip(data.chunks(8)) {
                 memory.write(at, word)?;
             }
@@ -133,7 +134,7 @@ impl Bus for Root {
     }
 }
 
-/// A disk and a GPU, both brought up.
+/// A disk and a GPU, both enabled.
 struct DiskAndGpu {
     folder: TempDir,
     servers: Vec<Server>,
@@ -145,19 +146,19 @@ struct DiskAndGpu {
     root: Rc<Root>,
 }
 
-/// A pair of queues in VRAM that the GPU has, and the channel that works with it.
+/// A pair of queues in VRAM that the GPU drives, and the channel that does it.
 struct GpuQueue {
     channel: Channel,
     id: u16,
     entries: [u16; 2],
-    /// Where in VRAM all of it is.
+    /// Offset in VRAM of all of it.
     area: u64,
-    /// How long it may take to the next completion.
+    /// Time limit until the next completion.
     limit: Duration,
 }
 
 impl DiskAndGpu {
-    /// Starts the devices; the disk has numbered blocks, the GPU these rules.
+    /// Starts the devices: the disk with numbered blocks, the GPU with these rules.
     fn start(way: Way, rules: &[&str]) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
         let path = folder.path();
@@ -263,7 +264,7 @@ impl DiskAndGpu {
         })
     }
 
-    /// Has the GPU transfer `count` blocks, from block `first` on.
+    /// Lets the GPU transfer `count` blocks, from block `first` on.
     fn submit(
         &self,
         queue: &mut GpuQueue,
@@ -296,7 +297,7 @@ impl DiskAndGpu {
         queue.channel.put(&command)
     }
 
-    /// The result of a launch, or its fault.
+    /// Returns the result of a launch, or its fault.
     fn wait(&self, queue: &GpuQueue) -> anyhow::Result<Result<u64, u32>> {
         let begun = Instant::now();
         loop {
@@ -313,19 +314,19 @@ impl DiskAndGpu {
         }
     }
 
-    /// Makes all data of a queue zeros.
+    /// Sets all data of a queue to zeros.
     fn clear(&self, queue: &GpuQueue, count: u64) -> anyhow::Result<()> {
         let zeros = vec![0; usize::try_from(count)? * BLOCK];
         Ok(self.vram.write(VRAM + queue.area + DATA, &zeros)?)
     }
 
-    /// The data of a queue.
+    /// Returns the data of a queue.
     fn data(&self, queue: &GpuQueue, count: u64) -> anyhow::Result<Vec<u8>> {
         let bytes = usize::try_from(count)? * BLOCK;
         Ok(self.vram.bytes(VRAM + queue.area + DATA, bytes)?)
     }
 
-    /// Commands, completions and doorbells of a queue, as the GPU has counted them.
+    /// Returns the commands, completions and doorbells of a queue, as the GPU has counted them.
     fn counts(&self, queue: &GpuQueue) -> anyhow::Result<[u64; 3]> {
         let at = VRAM + queue.area + STATE;
         let words = [0, 8, 16].map(|word| self.vram.load64(at + word));
@@ -333,7 +334,7 @@ impl DiskAndGpu {
         Ok([submitted?, completed?, doorbells?])
     }
 
-    /// What the record of a device has of that kind.
+    /// Returns the number of such events in a device's record.
     fn recorded(&self, name: &str, is_meant: impl Fn(&Event) -> bool) -> anyhow::Result<usize> {
         let path = self.folder.path().join(format!("{name}.flight"));
         let flight = FlightFile::open(&path)?.read()?;
@@ -341,7 +342,8 @@ impl DiskAndGpu {
         Ok(events.filter(is_meant).count())
     }
 
-    /// What the disk has counted: interrupts, and doorbells of I/O queues by its client, if it can count these.
+    /// Returns the disk's counts of interrupts, and of I/O queues' doorbells by its client, if it
+    /// can count these.
     fn counted(&self) -> anyhow::Result<(u64, Option<u64>)> {
         let reader = Reader::open(&self.folder.path().join("disk0.counters"))?;
         let events = reader.read()?.events;
@@ -359,7 +361,7 @@ fn expected(first: u64, count: u64) -> Vec<u8> {
     (first..first + count).flat_map(block).collect()
 }
 
-/// Reads by two queues at the same time, several times around both, of which the host sees nothing.
+/// Reads by two queues at the same time, several times around both, without any access by the host.
 fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
     let mut pair = DiskAndGpu::start(way, &[])?;
     let mut queues = [
@@ -444,7 +446,7 @@ fn status_of_the_disk_is_the_result() {
     let mut pair = DiskAndGpu::start(Way::Switch, &[]).unwrap();
     let mut queue = pair.create_queue(1, [16, 16]).unwrap();
     pair.submit(&mut queue, READ, BLOCKS - 30, 40).unwrap();
-    // LBA Out of Range, with DNR or without.
+    // LBA Out of Range, with or without DNR.
     let result = pair.wait(&queue).unwrap().unwrap();
     assert_eq!((result & 0xffff_ffff, result >> 32 & 0x7ff), (30, 0x80));
     pair.submit(&mut queue, READ, 0, 40).unwrap();
@@ -455,7 +457,7 @@ fn status_of_the_disk_is_the_result() {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn doorbell_without_a_new_entry_is_found() {
-    // The entry is in the second pass: the disk finds there a command that is complete.
+    // The entry is in the second pass: the disk finds an old command there, which is complete.
     let rule = "drop submission-entry nth=40";
     let mut pair = DiskAndGpu::start(Way::Switch, &[rule]).unwrap();
     let mut queue = pair.create_queue(1, [32, 32]).unwrap();

@@ -1,21 +1,23 @@
-//! Whether the result of a transfer is right, by its status and by the part of the machine that is affected.
+//! Judges the result of a transfer by its status and by the part of the machine that is affected.
 
 use anyhow::ensure;
 
 /// The status of success.
 const SUCCESS: u16 = 0;
 
-/// What else than success with the right data is permitted.
+/// The permitted outcomes other than success with the right data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Permitted {
-    /// A status that is an error: a part that takes part in the transfer is affected.
+    /// A status that is an error, because an affected part takes part in the transfer.
     pub(crate) errors: bool,
-    /// Success with zeroes: memory of a server that was killed, or of a client that left, starts again as zeroes.
+    /// Success with zeroes: the memory of a killed server, or of a client that has left, starts
+    /// again as zeroes.
     pub(crate) zeroes: bool,
 }
 
 impl Permitted {
-    /// What is permitted to a transfer that begins where `self` is, and ends where `end` is.
+    /// Returns the permitted outcomes of a transfer that begins where `self` is, and ends where
+    /// `end` is.
     pub(crate) fn or(self, end: Self) -> Self {
         Self {
             errors: self.errors || end.errors,
@@ -23,15 +25,15 @@ impl Permitted {
         }
     }
 
-    /// Whether a command has succeeded; an error if it may not fail.
+    /// Returns `true` if a command has succeeded, or an error if it must not fail.
     pub(crate) fn is_success(self, status: u16) -> anyhow::Result<bool> {
         let is_success = status == SUCCESS;
         ensure!(is_success || self.errors, "a command ends with {status:#x}");
         Ok(is_success)
     }
 
-    /// The stamps that a block may have after a Write of `stamp` with this status, and after a Flush; `before` are those that it could
-    /// have before.
+    /// Returns the possible stamps of a block after a Write of `stamp` with this status, and after
+    /// a Flush. `before` are the possible ones before.
     pub(crate) fn stamps_after_write(
         self,
         status: u16,
@@ -48,7 +50,8 @@ impl Permitted {
         Ok(stamps)
     }
 
-    /// Whether what was transferred with success is `expected`; an error if it is anything else than permitted zeroes.
+    /// Returns `true` if the data of a successful transfer is `expected`, or an error if it is
+    /// anything else than permitted zeroes.
     pub(crate) fn is_right(self, found: &[u8], expected: &[u8]) -> anyhow::Result<bool> {
         let is_right = found == expected;
         let is_zeroed = |(found, expected): (&u8, &u8)| *found == 0 || found == expected;

@@ -1,4 +1,5 @@
-//! A machine without a guest: two disks and a GPU below a switch, each a daemon, and a thread that drives each device.
+//! A machine without a guest: two disks and a GPU below a switch, each a daemon, and a thread that
+//! drives each device.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,24 +22,25 @@ use crate::memory::BusMemory;
 use crate::server::{Server, Usage};
 use crate::shared::{Part, Shared};
 
-/// Where the devices see RAM, VRAM and the CMB.
+/// The bus addresses of RAM, VRAM and the CMB.
 pub(crate) const RAM: u64 = 1 << 32;
 pub(crate) const VRAM: u64 = 1 << 38;
 pub(crate) const CMB: u64 = 1 << 39;
 pub(crate) const RAM_BYTES: u64 = 16 << 20;
 
-/// What happens to a part.
+/// An injected event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
-    /// SIGKILL; the server is started again at once.
+    /// SIGKILL. The server is restarted at once.
     Kill,
     /// SIGSTOP, and SIGCONT after this time.
     Stop(Duration),
-    /// The client goes in the middle of its commands, as a QEMU that is killed, and another comes at once.
+    /// The client leaves in the middle of its commands, like a QEMU that is killed, and another
+    /// comes at once.
     Leave,
 }
 
-/// Something that happens to a part.
+/// An event of a part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) part: Part,
@@ -46,7 +48,7 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// Whether it kills the server of `part`.
+    /// Returns `true` if it kills the server of `part`.
     pub(crate) fn kills(self, part: Part) -> bool {
         self.part == part && matches!(self.action, Action::Kill)
     }
@@ -130,7 +132,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Has a moment happen, and waits until all transfers work again and all data of before are there.
+    /// Injects a moment, and waits until all transfers work again and all earlier data is there.
     pub(crate) fn inject(&mut self, moment: Moment) -> anyhow::Result<()> {
         let Moment { part, action } = moment;
         self.shared.inject(moment);
@@ -148,7 +150,7 @@ impl Machine {
         self.servers.values_mut().try_for_each(Server::check_alive)
     }
 
-    /// Kills a server, looks at what it leaves, and starts it again.
+    /// Kills a server, checks its image, and restarts it.
     fn kill(&mut self, part: Part) -> anyhow::Result<()> {
         let server = self.servers.get_mut(&part).context("no server")?;
         server.kill()?;
@@ -164,7 +166,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What each server uses.
+    /// Returns the resources of each server.
     pub(crate) fn usage(&self) -> anyhow::Result<BTreeMap<Part, Usage>> {
         let servers = self.servers.iter();
         servers
@@ -172,12 +174,13 @@ impl Machine {
             .collect()
     }
 
-    /// How many transfers of the devices have been compared.
+    /// Returns the number of compared transfers.
     pub(crate) fn passes(&self) -> u64 {
         self.shared.passes()
     }
 
-    /// Ends all servers, which must leave nothing but logs and images with the data; how many blocks were flushed.
+    /// Ends all servers, which must leave nothing but logs and images with the data. Returns the
+    /// number of flushed blocks.
     pub(crate) fn end(mut self) -> anyhow::Result<usize> {
         self.shared.end();
         for driver in self.drivers.drain(..) {
@@ -209,7 +212,7 @@ impl fmt::Display for Moment {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The drivers of a test that fails.
+        // For the drivers of a failed test.
         self.shared.end();
     }
 }

@@ -1,5 +1,5 @@
-//! The daemons without a guest: parts are killed, stopped and left at thousands of random moments, or work for long. `scripts/test --only
-//! dying-daemons --only soak` runs it.
+//! The daemons without a guest: parts are killed, stopped or disconnected at thousands of random
+//! moments, or run for a long time. `scripts/test --only dying-daemons --only soak` runs it.
 
 #![allow(
     clippy::unwrap_used,

@@ -11,17 +11,17 @@ use rustix::fs::MemfdFlags;
 /// Bytes of a block.
 pub(crate) const BLOCK: usize = 4096;
 
-/// A shared memory file, at the address where devices find it.
+/// A shared memory file at its bus address.
 #[derive(Clone, Debug)]
 pub(crate) struct BusMemory {
     pub(crate) file: Arc<File>,
-    /// Of its first byte in the file.
+    /// Offset of its first byte in the file.
     offset: u64,
     pub(crate) address: u64,
 }
 
 impl BusMemory {
-    /// New memory of `bytes` bytes.
+    /// Makes a memory of `bytes` bytes.
     pub(crate) fn create(address: u64, bytes: u64) -> anyhow::Result<Self> {
         let file = rustix::fs::memfd_create("peerbar-tests", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, bytes)?;
@@ -32,7 +32,7 @@ impl BusMemory {
         })
     }
 
-    /// A file that a server lends, from `offset` on.
+    /// Takes a file that a server lends, from `offset` on.
     pub(crate) fn lent(file: File, offset: u64, address: u64) -> Self {
         Self {
             file: Arc::new(file),
@@ -47,7 +47,7 @@ impl BusMemory {
         Ok(inside + self.offset)
     }
 
-    /// `bytes` bytes at `address`.
+    /// Returns `bytes` bytes at `address`.
     pub(crate) fn bytes(&self, address: u64, bytes: usize) -> io::Result<Vec<u8>> {
         let mut data = vec![0; bytes];
         self.read(address, &mut data)?;
@@ -65,14 +65,15 @@ impl DmaMemory for BusMemory {
     }
 }
 
-/// The content of a block that is written as number `stamp`: no two words in it are the same, nor those of two stamps.
+/// Returns the content of a block that is written as number `stamp`: no two words in it are the
+/// same, nor those of two stamps.
 pub(crate) fn block(stamp: u64) -> Vec<u8> {
     let first = stamp << 16;
     let words = first..first + BLOCK as u64 / 8;
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-/// The stamp of a block; none if it is not the content of any.
+/// Returns the stamp of a block, or `None` if its content is not that of any.
 pub(crate) fn stamp(content: &[u8]) -> Option<u64> {
     let first = content.first_chunk().copied().map(u64::from_le_bytes)?;
     let stamp = first >> 16;

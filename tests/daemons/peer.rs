@@ -1,4 +1,5 @@
-//! A peer of the devices: a function in the test's process, below the same switch, with memory that it lends.
+//! A peer of the devices: a function in the test's process, below the same switch, which lends its
+//! memory.
 
 use std::io;
 use std::path::Path;
@@ -58,13 +59,13 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Permits it DMA, or not.
+    /// Enables or disables its bus mastering.
     pub(crate) fn set_mastering(&mut self, on: bool) -> anyhow::Result<()> {
         let command = MEMORY_SPACE | if on { BUS_MASTER } else { 0 };
         self.configure(COMMAND, &[command, 0])
     }
 
-    /// The registers at `address` of the bus, which it writes by DMA.
+    /// Returns the registers at `address` of the bus, which it writes by DMA.
     pub(crate) fn registers(&self, address: u64) -> PeerRegisters {
         PeerRegisters {
             requester: self.requester.clone(),

@@ -1,4 +1,5 @@
-//! A peer drives queues of a disk: they lie in its memory, and it rings their doorbells through the switch.
+//! A peer drives queues of a disk: they lie in its memory, and it rings their doorbells through the
+//! switch.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +25,14 @@ use crate::server::Server;
 
 const WRITE: u8 = 1;
 const READ: u8 = 2;
-/// Where the disk's registers are, and the peer's memory.
+/// The addresses of the disk's registers and of the peer's memory.
 const DOORS: u64 = 3 << 36;
 const PEER: u64 = 5 << 36;
 const PEER_BYTES: u64 = 4 << 20;
 /// Blocks of a command: more than two pages, so that it takes a PRP list.
 const COUNT: u64 = 5;
 const BYTES: usize = 5 * BLOCK;
-/// Whether the disk must be notified of doorbells.
+/// Polling modes: whether the disk must be notified of doorbells.
 const ADAPTIVE: &str = "adaptive";
 const ALWAYS: &str = "always";
 /// Transfers in each direction.
@@ -42,7 +43,7 @@ type Host = Controller<DeviceClient, BusMemory>;
 
 /// A disk and a peer below a switch.
 struct Scene {
-    // Before the servers, so that they meet no end of theirs.
+    // First, so that it is dropped before the servers and does not see their end.
     peer: Peer,
     client: DeviceClient,
     host: Host,
@@ -83,7 +84,7 @@ impl Scene {
         })
     }
 
-    /// Queues in the peer's memory, whose doorbells the peer rings.
+    /// Makes queues in the peer's memory, whose doorbells the peer rings.
     fn peer_queue(&mut self, id: u16) -> anyhow::Result<QueuePair<PeerRegisters, BusMemory>> {
         let at = queues(PEER + 2 * PAGE * u64::from(id));
         let (memory, registers) = (self.peer.memory.clone(), self.peer.registers(DOORS));
@@ -94,7 +95,7 @@ impl Scene {
         Ok(QueuePair::new(memory, at, doorbells)?)
     }
 
-    /// That the host still writes and reads.
+    /// Checks that the host still writes and reads.
     fn check_host(&mut self, stamp: u64) -> anyhow::Result<()> {
         let ram = self.host.memory().clone();
         let data = RAM + (1 << 20);
@@ -109,7 +110,7 @@ impl Scene {
         self.disk.check_alive()
     }
 
-    /// What the disk saw of its peers' register writes.
+    /// Returns the register writes by peers that the disk recorded.
     fn recorded(&self) -> anyhow::Result<Vec<RegisterWrite>> {
         let flight = FlightFile::open(&self.flight)?.read()?;
         let written = flight.records.iter();
@@ -140,7 +141,7 @@ fn blocks(stamp: u64) -> Vec<u8> {
     (stamp..stamp + COUNT).flat_map(block).collect()
 }
 
-/// Transfers the first blocks of the disk by a command, with data at `data` and a PRP list behind them.
+/// Transfers the first blocks of the disk by a command, with data at `data` followed by a PRP list.
 fn run<R: Registers>(
     queue: &mut QueuePair<R, BusMemory>,
     memory: &BusMemory,
@@ -164,7 +165,7 @@ fn run<R: Registers>(
     Ok(())
 }
 
-/// The status of the next completion, if one comes in time.
+/// Returns the status of the next completion, if it comes in time.
 fn completion<R: Registers>(queue: &mut QueuePair<R, BusMemory>) -> anyhow::Result<Option<u16>> {
     let begun = Instant::now();
     while begun.elapsed() < TIME_OUT {
@@ -309,7 +310,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         word(offset, value).unwrap();
         scene.check_host(10).unwrap();
     }
-    // CC, CMBMSC, a reserved register: a peer has none of them.
+    // CC, CMBMSC and a reserved register: a peer must not write any of them.
     for offset in [0x14, 0x50, 0x0ffc] {
         word(offset, 0).unwrap_err();
         scene.check_host(10).unwrap();
@@ -349,7 +350,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         assert!(counts.sum::<u32>() > 0);
         assert!(took < TIME_OUT, "{took:?}");
     });
-    // Its own queue has had values that it cannot have, and goes on.
+    // Its own queue has had impossible values, and still works.
     let memory = scene.peer.memory.clone();
     run(&mut queue, &memory, READ, PEER + (1 << 20)).unwrap();
     scene.end().unwrap();

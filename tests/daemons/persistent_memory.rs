@@ -1,4 +1,5 @@
-//! A peer writes the Persistent Memory Region of a disk below the same switch, while registers, BAR and server of the disk change.
+//! A peer writes the Persistent Memory Region of a disk below the same switch, while registers, BAR
+//! and server of the disk change.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,18 +17,18 @@ use crate::memory::BusMemory;
 use crate::peer::Peer;
 use crate::server::Server;
 
-/// Where the disk's registers and its region are, and the peer's memory.
+/// The addresses of the disk's registers, of its region, and of the peer's memory.
 const DOORS: u64 = 3 << 36;
 const REGION: u64 = 4 << 36;
 const PEER: u64 = 5 << 36;
-/// The BAR that is the region.
+/// The BAR of the region.
 const BAR: u32 = 4;
 const BYTES: u64 = 2 << 20;
 const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 
 /// A disk and a peer below a switch.
 struct Scene {
-    // Before the servers, so that they meet no end of theirs.
+    // First, so that it is dropped before the servers and does not see their end.
     peer: Peer,
     client: DeviceClient,
     disk: Server,
@@ -60,7 +61,8 @@ impl Scene {
         })
     }
 
-    /// Whether the peer writes `byte` at `offset` of a region at `address`, of which the file then has it.
+    /// Writes `byte` at `offset` of a region at `address`, as the peer. Returns `true` if that
+    /// succeeds; the file must have the byte then.
     fn writes(&self, address: u64, offset: u64, byte: u8) -> anyhow::Result<bool> {
         let requester = &self.peer.requester;
         let data = [byte; 8192];
@@ -87,7 +89,7 @@ impl Scene {
     }
 }
 
-/// A guest that has the disk's BARs set and its region enabled.
+/// Connects a guest that has set the disk's BARs and enabled its region.
 fn connect(disk: &Server) -> anyhow::Result<DeviceClient> {
     let ram = BusMemory::create(RAM, RAM_BYTES)?;
     let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;

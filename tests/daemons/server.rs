@@ -12,7 +12,7 @@ use peerbar_lab::parent_death;
 use peerbar_lab::programs::program;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a server may take to end.
+/// Time limit for a server's end.
 const END: Duration = Duration::from_secs(10);
 
 /// A server at a socket.
@@ -23,7 +23,7 @@ pub(crate) struct Server {
     child: Child,
 }
 
-/// What a process uses (proc(5)).
+/// The resources of a process (proc(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) descriptors: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Usage {
 }
 
 impl Server {
-    /// Starts the program with `words`; its socket and its log are `name` in `folder`.
+    /// Starts the program with `words`. Its socket and its log are `name` in `folder`.
     pub(crate) fn start(
         folder: &Path,
         name: &str,
@@ -57,7 +57,7 @@ impl Server {
         kill_process(self.pid()?, signal).context("cannot signal a server")
     }
 
-    /// Kills it without a warning.
+    /// Kills it without warning.
     pub(crate) fn kill(&mut self) -> anyhow::Result<()> {
         ensure!(
             self.child.ended()?.is_none(),
@@ -68,13 +68,13 @@ impl Server {
         self.child.end(END).map(drop)
     }
 
-    /// Starts it again, at the socket that the killed one has left.
+    /// Restarts it, at the socket that the killed one has left.
     pub(crate) fn restart(&mut self) -> anyhow::Result<()> {
         self.child = spawn(&self.command, &self.log)?;
         Ok(())
     }
 
-    /// That it has not ended.
+    /// Checks that it has not ended.
     pub(crate) fn check_alive(&mut self) -> anyhow::Result<()> {
         let ended = self.child.ended()?;
         let socket = self.socket.display();
@@ -86,7 +86,7 @@ impl Server {
         Ok(())
     }
 
-    /// Asks it to end, which must be well and leave no socket.
+    /// Asks it to end, which must succeed and leave no socket.
     pub(crate) fn end(mut self) -> anyhow::Result<()> {
         let status = self.child.end(END)?;
         ensure!(status.success(), "{status}: {}", self.said());
@@ -94,11 +94,11 @@ impl Server {
         Ok(())
     }
 
-    /// What it uses.
+    /// Returns its resources.
     pub(crate) fn usage(&self) -> anyhow::Result<Usage> {
         let process = PathBuf::from(format!("/proc/{}", self.child.id()));
         let entries = |folder| anyhow::Ok(fs::read_dir(process.join(folder))?.count());
-        // Not its files: pages of a flight record that fills count there.
+        // Not its files: filled pages of a flight record count there.
         let status = fs::read_to_string(process.join("status"))?;
         let mut lines = status.lines();
         let anonymous = lines.find_map(|line| line.strip_prefix("RssAnon:"));
@@ -121,12 +121,12 @@ impl Server {
     }
 }
 
-/// How many threads of its own a process has. The kernel adds and ends others for requests of io_uring that would block
-/// (iou-wrk-*).
+/// Returns the number of the process's own threads. The kernel adds and ends others for requests of
+/// io_uring that would block (iou-wrk-*).
 fn threads(tasks: &Path) -> anyhow::Result<usize> {
     let mut count = 0;
     for task in fs::read_dir(tasks)? {
-        // One that has ended meanwhile has no name.
+        // A thread that has just ended has no name.
         let name = fs::read_to_string(task?.path().join("comm"));
         count += usize::from(name.is_ok_and(|name| !name.starts_with("iou-wrk")));
     }

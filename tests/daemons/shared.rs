@@ -1,4 +1,5 @@
-//! What the threads of a machine share: the memories, which part is affected, and how many transfers each thread has completed.
+//! State that the threads of a machine share: the memories, the affected part, and the number of
+//! transfers of each thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +12,10 @@ use crate::judgement::Permitted;
 use crate::machine::{Action, Moment};
 use crate::memory::BusMemory;
 
-/// How long the threads may take until each device transfers with each target again.
+/// Time limit until each device transfers with each target again.
 const RECOVERY: Duration = Duration::from_secs(30);
-/// Passes of each device with each target after which all of them work: the first may have begun before.
+/// Passes of each device with each target that show that it works: the first may have begun
+/// earlier.
 const PASSES: u64 = 2;
 
 /// A part of the machine.
@@ -40,7 +42,8 @@ impl Target {
         Self::Device(Part::Gpu0),
     ];
 
-    /// What a byte of the destination is before a transfer. RAM is never zeroed, so there a zero must come from the transfer.
+    /// Returns the byte that fills a destination before a transfer. RAM is never zeroed, so there a
+    /// zero must come from the transfer.
     pub(crate) fn untouched(self) -> u8 {
         match self {
             Self::Ram => 0xff,
@@ -49,12 +52,12 @@ impl Target {
     }
 }
 
-/// A session with a device ends.
+/// The reason for the end of a session with a device.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// Its server is killed, its client is to leave it, or the test is over.
+    /// Its server was killed, its client must leave it, or the test is over.
     AsWanted,
-    /// That should not be.
+    /// Something failed.
     ByFault(anyhow::Error),
 }
 
@@ -64,19 +67,19 @@ impl<E: Into<anyhow::Error>> From<E> for Ended {
     }
 }
 
-/// What the threads share.
+/// The shared state.
 pub(crate) struct Shared {
     pub(crate) ram: BusMemory,
     state: Mutex<State>,
     changed: Condvar,
-    /// Of each device, how often its session had to end.
+    /// The number of ends of each device's session.
     ends: BTreeMap<Part, AtomicU64>,
 }
 
 #[derive(Default)]
 struct State {
     is_over: bool,
-    /// The part that something is done to, until all transfers work again.
+    /// The affected part, until all transfers work again.
     affected: Option<Moment>,
     /// The devices whose server runs.
     served: BTreeSet<Part>,
@@ -102,14 +105,14 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Changes the state, and wakes those that wait for a change.
+    /// Changes the state, and wakes the threads that wait for a change.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = change(&mut self.state());
         self.changed.notify_all();
         changed
     }
 
-    /// Waits until `is_so`, or until something is wrong, which is an error.
+    /// Waits until `is_so`, or fails as soon as something is wrong.
     fn wait(&self, what: &str, is_so: impl Fn(&State) -> bool) -> anyhow::Result<()> {
         let begun = Instant::now();
         let mut state = self.state();
@@ -130,30 +133,30 @@ impl Shared {
         }
     }
 
-    /// How often the session of `part` had to end.
+    /// Returns the number of ends of the session of `part`.
     pub(crate) fn ends(&self, part: Part) -> u64 {
         let ends = self.ends.get(&part);
         ends.map_or(0, |ends| ends.load(Ordering::SeqCst))
     }
 
-    /// Has the session of `part` end.
+    /// Ends the session of `part`.
     pub(crate) fn end_session(&self, part: Part) {
         if let Some(ends) = self.ends.get(&part) {
             ends.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// A server runs from now on.
+    /// Notes that a server runs from now on.
     pub(crate) fn serve(&self, part: Part) {
         self.change(|state| state.served.insert(part));
     }
 
-    /// `moment` is about to be injected.
+    /// Notes that `moment` is about to be injected.
     pub(crate) fn inject(&self, moment: Moment) {
         self.change(|state| state.affected = Some(moment));
     }
 
-    /// The server of `part` was killed: waits until its session has ended.
+    /// Waits until the session of `part`, whose server was killed, has ended.
     pub(crate) fn remove(&self, part: Part) -> anyhow::Result<()> {
         self.change(|state| {
             state.served.remove(&part);
@@ -183,7 +186,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until `part` has a server, for a session that begins; false if the test is over.
+    /// Waits until `part` has a server, for a session that begins. Returns `false` if the test is
+    /// over.
     pub(crate) fn begin_session(&self, part: Part) -> bool {
         let mut state = self.state();
         while !state.is_over && !state.served.contains(&part) {
@@ -195,7 +199,8 @@ impl Shared {
         !state.is_over
     }
 
-    /// A session has ended. It is a fault unless its server was killed, its client was to leave, or all is over.
+    /// Notes the end of a session. It is a fault unless its server was killed, its client had to
+    /// leave, or the test is over.
     pub(crate) fn session_ended(&self, part: Part, ended: &Ended) {
         self.change(|state| {
             state.in_session.remove(&part);
@@ -211,7 +216,7 @@ impl Shared {
         });
     }
 
-    /// The memory of `target`, if there is one.
+    /// Returns the memory of `target`, if there is one.
     pub(crate) fn memory(&self, target: Target) -> Option<BusMemory> {
         match target {
             Target::Ram => Some(self.ram.clone()),
@@ -219,12 +224,12 @@ impl Shared {
         }
     }
 
-    /// The memory of a device, whose window is open.
+    /// Adds the memory of a device, whose window is open.
     pub(crate) fn publish(&self, part: Part, memory: BusMemory) {
         self.change(|state| state.memories.insert(part, memory));
     }
 
-    /// What a transfer between `requester` and `target` may come to now.
+    /// Returns the outcomes of a transfer between `requester` and `target` that are permitted now.
     pub(crate) fn permitted(&self, requester: Part, target: Target) -> Permitted {
         let (Target::Device(owner), Some(moment)) = (target, self.state().affected) else {
             return Permitted::default();
@@ -236,12 +241,12 @@ impl Shared {
         }
     }
 
-    /// `part` has transferred with `target`, and compared all data.
+    /// Counts a transfer of `part` with `target`, whose data was compared.
     pub(crate) fn pass(&self, part: Part, target: Target) {
         self.change(|state| *state.passes.entry((part, target)).or_default() += 1);
     }
 
-    /// All passes so far.
+    /// Returns the number of passes so far.
     pub(crate) fn passes(&self) -> u64 {
         self.state().passes.values().sum()
     }

@@ -1,4 +1,4 @@
-//! Servers that work for long: descriptors, threads, mappings and memory stay as they are.
+//! Servers that run for long: descriptors, threads, mappings and memory must not grow.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,15 +8,17 @@ use crate::machine::{Action, Machine, Moment};
 use crate::server::Usage;
 use crate::shared::Part;
 
-/// What may be added to the anonymous memory of the start: pages of the allocator's. Of 10,000 sessions, one may leave 104 bytes.
+/// Permitted growth of anonymous memory: pages of the allocator. With 10,000 sessions, that is 104
+/// bytes for each.
 const SLACK: u64 = 1 << 20;
-/// What may be added to the mappings.
+/// Permitted growth of mappings.
 const MAPPINGS: usize = 4;
-/// How often a client leaves and another comes, whereupon the switch announces windows that close and open.
+/// Time from one change of clients to the next. Each makes the switch announce windows that close
+/// and open.
 const SESSION: Duration = Duration::from_secs(2);
 const DEVICES: [Part; 3] = [Part::Disk0, Part::Disk1, Part::Gpu0];
 
-/// Has the client of a device go and another one come.
+/// Makes the client of a device leave and another one come.
 fn reconnect(machine: &mut Machine, number: u64) {
     let part = DEVICES[usize::try_from(number % 3).unwrap()];
     let action = Action::Leave;
@@ -41,7 +43,7 @@ fn usage_of_disks_gpu_and_switch_stays_flat() {
     let sessions = number("PEERBAR_SOAK_CONNECTIONS").unwrap_or(10_000);
     let minutes = number("PEERBAR_SOAK_MINUTES").unwrap_or(30);
     let mut machine = Machine::start(1).unwrap();
-    // Until the allocators have what they need.
+    // Until the allocators have reached their size.
     (0..99).for_each(|number| reconnect(&mut machine, number));
     let before = machine.usage().unwrap();
     (0..sessions).for_each(|number| reconnect(&mut machine, number));

@@ -1,4 +1,5 @@
-//! One boot: a machine, its load, the parts of it that are stopped and die, and another guest with those that are left.
+//! One boot: a machine, its load, the parts of it that are stopped and die, and another guest with
+//! the remaining ones.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,16 +17,17 @@ use crate::machine::{self, Load, Machine, WITH_FILES, disks, image, peers};
 use crate::plan::{Action, DEVICES, Moment, Plan};
 use crate::processes::QEMU;
 
-/// How long the load may take to begin, and a living disk to flush again after a moment: resets of drivers take their time.
+/// Time limit for the load to begin, and for a living disk to flush again after a moment: drivers'
+/// resets take their time.
 const BEGIN: Duration = Duration::from_secs(120);
 const AGAIN: Duration = Duration::from_secs(60);
-/// How long another guest may take until it compares, and from one word of that to the next. How long all of it takes depends on how much
-/// was flushed.
+/// Time limit for another guest to begin its comparison, and from one progress report of it to the
+/// next. The total time depends on the number of flushes.
 const COMPARE: Duration = Duration::from_secs(120);
-/// What a kernel says whose memory is not right.
+/// Messages of a kernel with corrupted memory.
 const BROKEN: [&str; 3] = ["BUG: ", "general protection fault", "Kernel panic"];
 
-/// A boot that goes on.
+/// A boot in progress.
 struct Boot {
     seed: u64,
     machine: Machine,
@@ -34,10 +36,10 @@ struct Boot {
     done: Done,
 }
 
-/// What a boot without a fault came to.
+/// The result of a boot without a fault.
 #[derive(Default)]
 pub(crate) struct Done {
-    /// Kills and stops of its plan. A boot that is over its limit has fewer.
+    /// Kills and stops of its plan. A boot beyond its limit has fewer.
     pub(crate) planned: usize,
     pub(crate) kills: usize,
     pub(crate) stops: usize,
@@ -47,7 +49,7 @@ pub(crate) struct Done {
     took: Duration,
 }
 
-/// Runs the boot of `seed`. Once it has taken `limit`, parts die without further stops.
+/// Runs the boot of `seed`. After `limit`, parts die without further stops.
 pub(crate) fn run(seed: u64, limit: Duration) -> anyhow::Result<Done> {
     let begun = Instant::now();
     let folder = machine::folder()?;
@@ -77,7 +79,8 @@ pub(crate) fn run(seed: u64, limit: Duration) -> anyhow::Result<Done> {
 }
 
 impl Boot {
-    /// Waits until each disk has flushed something, and has transferred with each memory below its switch.
+    /// Waits until each disk has flushed something, and has transferred with each memory below its
+    /// switch.
     fn begin(&mut self) -> anyhow::Result<()> {
         let idle = |said: &Said| disks().find(|disk| said.flushes(disk) == 0);
         let unverified =
@@ -93,7 +96,7 @@ impl Boot {
         Ok(())
     }
 
-    /// Has a moment happen, and waits until the living disks work again.
+    /// Injects a moment, and waits until the living disks work again.
     fn inject(&mut self, moment: Moment) -> anyhow::Result<()> {
         let Moment {
             after,
@@ -125,7 +128,7 @@ impl Boot {
         self.wait_for_flushes()
     }
 
-    /// That no other server has died.
+    /// Checks that no other server has died.
     fn check_others(&self) -> anyhow::Result<()> {
         let alive = self.machine.processes.alive()?;
         for name in self.machine.processes.names() {
@@ -142,7 +145,7 @@ impl Boot {
         self.check_qemu(lives)
     }
 
-    /// That QEMU lives, which nothing but SIGKILL may end.
+    /// Checks that QEMU lives. Only SIGKILL may end it.
     fn check_qemu(&self, lives: bool) -> anyhow::Result<()> {
         if lives {
             return Ok(());
@@ -171,7 +174,7 @@ impl Boot {
         Ok(())
     }
 
-    /// Fails if flushed data is lost, if data was wrong, or if the guest's kernel reports a fault of its own.
+    /// Fails if flushed data is lost, if data was wrong, or if the guest's kernel reports a fault.
     fn check(&mut self, folder: &Path) -> anyhow::Result<()> {
         let said = &self.load.said;
         ensure!(said.wrong.is_empty(), "wrong data: {:?}", said.wrong);
@@ -189,7 +192,8 @@ impl Boot {
         Ok(())
     }
 
-    /// Starts another guest at once, with the servers that live, and new ones for the others; it must see all data.
+    /// Starts another guest at once, with the living servers, and new ones in place of the others.
+    /// It must see all data.
     fn go_on_with_survivors(mut self, folder: &Path) -> anyhow::Result<Done> {
         fs::write(folder.join("said"), self.load.said.lines())?;
         let survivors = self.machine.lab.survivors()?;
@@ -222,7 +226,7 @@ impl Boot {
     }
 }
 
-/// Waits until the load has compared all, for as long as it goes on.
+/// Waits until the load has compared everything, as long as it makes progress.
 fn wait_for_comparison(machine: &mut Machine, load: &mut Load) -> anyhow::Result<()> {
     while load.said.compared.is_none() {
         let before = load.said.comparing;

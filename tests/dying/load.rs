@@ -1,4 +1,4 @@
-//! What the load in the guest has said.
+//! The output of the load in the guest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,26 +10,26 @@ use anyhow::{Context, ensure};
 
 use crate::content::{BLOCK, block};
 
-/// What the load has said.
+/// The parsed output of the load.
 #[derive(Default)]
 pub(crate) struct Said {
-    /// Bytes of a line that is not complete.
+    /// Bytes of an incomplete line.
     rest: Vec<u8>,
     /// First block and number of blocks of each flush, by disk.
     flushed: BTreeMap<String, BTreeSet<(u64, u64)>>,
-    /// Numbers of the files that are on the disk, by disk.
+    /// Numbers of the files on the disk, by disk.
     synced: BTreeMap<String, BTreeSet<u64>>,
-    /// How many transfers from and to a device's memory were right, by disk and owner of the memory.
+    /// Number of correct transfers from and to a device's memory, by disk and owner of the memory.
     verified: BTreeMap<(String, String), usize>,
-    /// Lines of wrong data.
+    /// Lines about wrong data.
     pub(crate) wrong: Vec<String>,
-    /// How many flushes have been compared so far, as last said, and in the end.
+    /// Number of flushes that have been compared so far, as last reported, and in the end.
     pub(crate) comparing: usize,
     pub(crate) compared: Option<usize>,
 }
 
 impl Said {
-    /// Takes output of the load.
+    /// Parses output of the load.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         self.rest.extend(bytes);
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -62,30 +62,30 @@ impl Said {
         Ok(())
     }
 
-    /// How often blocks of `disk` were flushed.
+    /// Returns the number of flushes of blocks of `disk`.
     pub(crate) fn flushes(&self, disk: &str) -> usize {
         self.flushed.get(disk).map_or(0, BTreeSet::len)
     }
 
-    /// How many transfers between a disk and a device's memory were right.
+    /// Returns the number of correct transfers between a disk and a device's memory.
     pub(crate) fn verified(&self) -> usize {
         self.verified.values().sum()
     }
 
-    /// Whether transfers of `disk` from and to the memory of `device` were right.
+    /// Returns `true` if transfers of `disk` from and to the memory of `device` were correct.
     pub(crate) fn is_verified(&self, disk: &str, device: &str) -> bool {
         let mut pairs = self.verified.keys();
         pairs.any(|(verified, owner)| verified == disk && owner == device)
     }
 
-    /// How many files and flushes of blocks there are.
+    /// Returns the number of files and flushes of blocks.
     pub(crate) fn all(&self) -> usize {
         let files = self.synced.values().map(BTreeSet::len);
         let flushes = self.flushed.values().map(BTreeSet::len);
         files.chain(flushes).sum()
     }
 
-    /// What must be on the disks, in the words of the load.
+    /// Returns the expected content of the disks, as lines of the load.
     pub(crate) fn lines(&self) -> String {
         let mut lines = String::new();
         for (disk, flushes) in &self.flushed {
@@ -102,7 +102,7 @@ impl Said {
         lines
     }
 
-    /// That each flushed block of `disk` is in its image.
+    /// Checks that each flushed block of `disk` is in its image.
     pub(crate) fn check_image(&self, seed: u64, disk: &str, image: &Path) -> anyhow::Result<()> {
         let file = File::open(image).context("cannot open the image")?;
         let flushes = self.flushed.get(disk).into_iter().flatten();

@@ -22,7 +22,7 @@ use crate::processes::Processes;
 
 /// The program of the load, in the folder that the guest sees as `/host`.
 const LOAD: &str = "load";
-/// The disks with a file system too, and those with a CMB.
+/// The disks that also have a file system, and those with a CMB.
 pub(crate) const WITH_FILES: [&str; 2] = ["disk0", "disk3"];
 const WITH_CMB: [&str; 2] = ["disk1", "disk4"];
 
@@ -39,13 +39,14 @@ pub(crate) struct Load {
     pub(crate) said: Said,
 }
 
-/// The disks of all devices.
+/// Returns the disks of all devices.
 pub(crate) fn disks() -> impl Iterator<Item = &'static str> {
     let devices = DEVICES.iter().flat_map(|(_, devices)| devices).copied();
     devices.filter(|device| device.starts_with("disk"))
 }
 
-/// Each disk with each device below the same switch that has memory for transfers between devices.
+/// Returns each disk with each device below the same switch that has memory for peer-to-peer
+/// transfers.
 pub(crate) fn peers() -> impl Iterator<Item = (&'static str, &'static str)> {
     let pairs = DEVICES.iter().flat_map(|(_, devices)| {
         let disks = devices.iter().filter(|device| device.starts_with("disk"));
@@ -54,12 +55,12 @@ pub(crate) fn peers() -> impl Iterator<Item = (&'static str, &'static str)> {
     pairs.filter(|(_, device)| WITH_CMB.contains(device) || device.starts_with("gpu"))
 }
 
-/// The image of a namespace of `disk`.
+/// Returns the image of a namespace of `disk`.
 pub(crate) fn image(folder: &Path, disk: &str, nsid: u32) -> PathBuf {
     folder.join(format!("{disk}-{nsid}.img"))
 }
 
-/// All devices, with the images of the disks in `folder`.
+/// Returns a scenario of all devices, with the images of the disks in `folder`.
 fn scenario(folder: &Path) -> anyhow::Result<Scenario> {
     let mut scenario = ScenarioBuilder::new("dying")
         .key("timeout", "3m")
@@ -88,7 +89,7 @@ fn scenario(folder: &Path) -> anyhow::Result<Scenario> {
     Ok(scenario.build()?)
 }
 
-/// A folder for the guest with the load's program.
+/// Makes a folder for the guest with the load's program.
 pub(crate) fn folder() -> anyhow::Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
     fs::copy(
@@ -127,7 +128,7 @@ impl Machine {
         self.start_load(&[make.join(" && "), mounting(), program])
     }
 
-    /// Has the load compare what is on the disks with `/host/said`.
+    /// Starts the load in the guest, which compares the disks with `/host/said`.
     pub(crate) fn verify(&mut self, seed: u64) -> anyhow::Result<Load> {
         let program = format!("verify {seed} {} < /host/said", named_paths());
         self.start_load(&["true".to_owned(), mounting(), program])
@@ -142,8 +143,8 @@ impl Machine {
         })
     }
 
-    /// Keeps the guest going until `deadline`, or until `is_enough` of what the load has said; whether the guest lives. A
-    /// server that dies ends nothing.
+    /// Keeps the guest going until `deadline`, or until `is_enough` of the load's output. Returns
+    /// `false` if the guest has died. The death of a server ends nothing.
     pub(crate) fn attend(
         &mut self,
         load: &mut Load,
@@ -158,7 +159,7 @@ impl Machine {
                 Ok(done) => return done.map(|()| true),
                 Err(LabError::Ended(Ending::ServerDied(_))) => {}
                 Err(LabError::GuestEnded { .. }) => {
-                    // What the guest said before is still in the socket.
+                    // The last output of the guest is still in the socket.
                     return load.take().map(|_| false);
                 }
                 Err(error) => return Err(error.into()),
@@ -172,7 +173,7 @@ impl Machine {
         nothing_is_left(&self.processes, &self.sockets)
     }
 
-    /// Ends the guest and the servers, all of which must be well.
+    /// Shuts down the guest and the servers, which must all succeed.
     pub(crate) fn shut_down(self) -> anyhow::Result<()> {
         let finished = self.lab.shut_down()?;
         ensure!(finished.is_passed(), "{}", finished.verdict);
@@ -180,7 +181,7 @@ impl Machine {
     }
 }
 
-/// Where the guest has the disks and the file systems, in the words of the load.
+/// Returns the guest's paths of disks and file systems, as arguments of the load.
 fn named_paths() -> String {
     let disks = disks().map(|disk| format!("{disk}={{{disk}:ns1}}"));
     let folders = WITH_FILES.map(|disk| format!("{disk}=/tmp/{disk}"));
@@ -194,7 +195,7 @@ fn mounting() -> String {
         .join(" && ")
 }
 
-/// That the run's processes have ended and its sockets are gone.
+/// Checks that the run's processes have ended and its sockets are gone.
 fn nothing_is_left(processes: &Processes, sockets: &Path) -> anyhow::Result<()> {
     let alive = processes.alive()?;
     ensure!(alive.is_empty(), "{alive:?} outlive the run");
@@ -203,7 +204,7 @@ fn nothing_is_left(processes: &Processes, sockets: &Path) -> anyhow::Result<()> 
 }
 
 impl Load {
-    /// Takes what the guest says until `deadline`, until `is_enough`, or until there is something on `stop`.
+    /// Takes the guest's output until `deadline`, until `is_enough`, or until `stop` is readable.
     fn listen(
         &mut self,
         stop: &UnixStream,
@@ -232,7 +233,7 @@ impl Load {
         }
     }
 
-    /// Takes what the guest has said; false if it says nothing more.
+    /// Takes the guest's output so far. Returns `false` at its end.
     fn take(&mut self) -> anyhow::Result<bool> {
         loop {
             match self.program.next_message() {

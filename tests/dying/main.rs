@@ -1,5 +1,5 @@
-//! Parts of a machine that die under load: servers, switches and QEMU are killed and stopped at random moments.
-//! `scripts/test --only dying-guests` runs it.
+//! Parts of a machine that die under load: servers, switches and QEMU are killed and stopped at
+//! random moments. `scripts/test --only dying-guests` runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
@@ -18,7 +18,8 @@ use peerbar_test_daemon::new_seed;
 
 use crate::environment::number;
 
-/// One in this number of the planned kills and stops must happen, all boots together: a limit of time leaves out the others.
+/// At least one in this number of the planned kills and stops must happen, in all boots together.
+/// The others may be cut by the time limit.
 const LEAST_SHARE: usize = 4;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What happens in a boot: stops and deaths of one part after the other, by chance.
+//! The random events of a boot: stops and deaths of one part after the other.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -17,11 +17,11 @@ pub(crate) const DEVICES: [(&str, [&str; 4]); 2] = [
 const STOPS: RangeInclusive<u32> = 5..=15;
 /// The longest time between two moments, in ms.
 const BETWEEN: u64 = 1500;
-/// Usual and long stops in ms; the long ones exceed the driver's and the switch's time-outs.
+/// Usual and long stops in ms. The long ones exceed the driver's and the switch's time-outs.
 const SHORT: (u64, u64) = (100, 1000);
 const LONG: (u64, u64) = (2000, 6000);
 
-/// What happens to a part.
+/// An injected event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// SIGKILL.
@@ -30,10 +30,10 @@ pub(crate) enum Action {
     Stop(Duration),
 }
 
-/// Something that happens to a part.
+/// An event of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// How long after the moment before.
+    /// Time since the moment before.
     pub(crate) after: Duration,
     pub(crate) part: &'static str,
     pub(crate) action: Action,

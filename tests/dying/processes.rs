@@ -1,4 +1,4 @@
-//! The processes of a machine, which stay the same ones whatever happens to their numbers.
+//! The processes of a machine, by descriptors, so that reused process ids do not matter.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use peerbar_lab::Lab;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// The name of QEMU beside those of the servers.
+/// The name of QEMU among those of the servers.
 pub(crate) const QEMU: &str = "qemu";
 
 /// QEMU and the servers, by their names.
@@ -30,7 +30,7 @@ impl Processes {
         pidfd_send_signal(process, signal).with_context(|| format!("cannot signal {name}"))
     }
 
-    /// The names of those that have not ended, a zombie being one that has.
+    /// Returns the names of those that have not ended. A zombie has ended.
     pub(crate) fn alive(&self) -> anyhow::Result<Vec<&str>> {
         let mut alive = Vec::new();
         for (name, process) in &self.0 {

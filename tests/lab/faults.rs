@@ -1,4 +1,5 @@
-//! Faults of a link as Linux meets them in a guest: its port reports an error, or it is down until the host takes it up.
+//! Faults of a link, as seen by Linux in a guest: its port reports an error, or it is down until
+//! the host brings it up.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Two guests of one run: GPU memory of one to GPU memory of the other, and a guest that dies.
+//! Two guests of one run: transfers from the GPU memory of one to that of the other, and a guest
+//! that dies.
 
 use peerbar_lab::LabError;
 use peerbar_lab::exit::RunOutcome;
@@ -51,7 +52,7 @@ fn vram_goes_to_the_other_guest_until_that_dies() {
     });
     let row = guests.check("VRAM to VRAM", &check).unwrap();
     assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
-    // Three ways for each size, and two sends of each that is no longer than a message.
+    // Three ways for each size, and two sends of each size that fits in a message.
     assert_eq!(row.subtests.len(), 13);
     let mut flows = row.measure.flows.iter();
     assert!(flows.all(|flow| flow.completer == Completer::PeerBar));

@@ -1,4 +1,4 @@
-//! What the fabric between two adapters of a guest does to packets, while rules come and go.
+//! Impairments of packets by the fabric between two adapters of a guest, while rules come and go.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,8 @@ use peerbar_lab::scenario::Scenario;
 
 use crate::start;
 
-/// A rule is in force from the start, so the adapters share no memory: all payload goes in packets of 31 KiB.
+/// A rule is in force from the start, so the adapters share no memory: all payload goes in packets
+/// of 31 KiB.
 const SCENARIO: &str = r#"
 name = "lab-fabric"
 timeout = "5m"
@@ -56,14 +57,14 @@ to = { vram = "gpu1" }
 sizes = [64, "4K"]
 "#;
 
-/// What the record has of a packet from one adapter to the other.
+/// The record's text of a packet from one adapter to the other.
 const THERE: &str = " nic0->nic1 #";
 const BACK: &str = " nic1->nic0 #";
-/// Transfers that a check makes of a size that a message has room for, and of a larger one.
+/// Transfers of a check, for a size that fits in a message, and for a larger one.
 const WAYS: usize = 5;
 const WAYS_OF_RDMA: usize = 3;
 
-/// A guest, and what its fabric has recorded.
+/// A guest, and its fabric's record.
 struct Impaired {
     lab: Lab,
     /// Lines of the record before the rule that is in force.
@@ -90,7 +91,7 @@ impl Impaired {
         self.lab.check_table(&lines).unwrap()
     }
 
-    /// As [`Self::transfer`], which goes well.
+    /// Calls [`Self::transfer`], which must succeed.
     fn moves(&mut self, sizes: &str) -> Row {
         let row = self.transfer(sizes);
         assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
@@ -102,12 +103,13 @@ impl Impaired {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// What became of the packets since the rule came into force, without their times and numbers; in both directions.
+    /// Returns the fates of the packets since the rule came into force, without their times and
+    /// numbers, in both directions.
     fn fates(&self) -> Vec<String> {
         [THERE, BACK].map(|pair| self.fates_of(pair)).concat()
     }
 
-    /// As [`Self::fates`], in one direction, in which there were some.
+    /// Returns [`Self::fates`] in one direction, which must have some.
     fn fates_of(&self, pair: &str) -> Vec<String> {
         let lines = self.record().split_off(self.before);
         let of_pair = lines.iter().filter(|line| line.contains(pair));
@@ -118,7 +120,7 @@ impl Impaired {
     }
 }
 
-/// The microseconds of each `delayed N us`.
+/// Returns the microseconds of each `delayed N us`.
 fn delays(fates: &[String]) -> Vec<u64> {
     let delay = |fate: &String| {
         let microseconds = fate.strip_prefix("delayed ")?.strip_suffix(" us")?;

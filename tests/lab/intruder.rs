@@ -17,7 +17,8 @@ use crate::start;
 /// Size of the CMB, and of the memory that claims its addresses.
 const BYTES: u64 = 16 << 20;
 
-/// Attaches to the switch at `path`, and announces memory at `address`, as if a guest had put its BAR there.
+/// Attaches to the switch at `path`, and announces memory at `address`, as if a guest had put its
+/// BAR there.
 fn claim(path: &Path, address: u64) -> Endpoint<NoRegisters> {
     let bars = [
         Bar::new(0, 0x4000, false).unwrap(),
@@ -45,7 +46,7 @@ fn claim(path: &Path, address: u64) -> Endpoint<NoRegisters> {
     endpoint
 }
 
-/// Runs a line in the guest, which must succeed; what it prints.
+/// Runs a line in the guest, which must succeed. Returns its output.
 fn run(lab: &mut Lab, line: &str) -> String {
     let output = lab.command(line).unwrap();
     assert_eq!(output.status, 0, "{line}: {}", output.text);
@@ -68,7 +69,7 @@ fn server_cannot_attach_as_another_device() {
     let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\n\
                 sizes = [\"4K\", \"1M\"]\noffsets = [0]";
 
-    // The disk stops answering at its addresses, which no device claims then.
+    // The disk stops answering at its addresses, so that no device claims them.
     let find = "d=$(basename {disk0}) && readlink -f /sys/class/nvme/$d/device";
     let function = run(&mut lab, find);
     let cmb = run(&mut lab, &format!("sed -n 3p {function}/resource"));

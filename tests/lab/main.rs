@@ -1,5 +1,5 @@
-//! Tests of drivers and devices as others write them, by the public API of `peerbar-lab`, in real guests. `scripts/test` runs
-//! them after `scripts/build`.
+//! Tests of drivers and devices by the public API of `peerbar-lab`, as other developers write them,
+//! in real guests. `scripts/test` runs them after `scripts/build`.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 

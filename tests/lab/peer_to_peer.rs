@@ -1,4 +1,4 @@
-//! What a transfer between two disks does: its data, its route, its record.
+//! A transfer between two disks: its data, its route, its record.
 
 use std::process::Command;
 
@@ -7,10 +7,10 @@ use peerbar_lab::programs::program;
 use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
 use peerbar_lab::{DeviceCounters, Lab, LabOptions, Route, Verdict};
 
-/// Where the folders of its runs are.
+/// The folder of its runs.
 const RUNS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../runs");
 
-/// Bytes that `device` has moved by `route`.
+/// Returns the bytes that `device` has moved by `route`.
 fn bytes(lab: &Lab, device: &str, route: Route) -> u64 {
     let counters = lab.counters();
     let DeviceCounters::Counted { dma, .. } = counters.get(device).unwrap() else {

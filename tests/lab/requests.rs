@@ -1,4 +1,4 @@
-//! What a running guest is asked for: commands, checks that pass and checks that fail.
+//! Requests to a running guest: commands, checks that pass and checks that fail.
 
 use std::path::Path;
 
@@ -92,7 +92,7 @@ fn faults_reach_a_program_and_a_failed_check_fails_the_lab() {
     let other = inject(lab.folder(), "disk9", &rule).unwrap_err();
     assert!(other.to_string().contains("no device disk9"), "{other}");
 
-    // Haswell's host bridge is on no list of Linux', so the kernel refuses what goes through it.
+    // No list of Linux contains Haswell's host bridge, so the kernel refuses transfers through it.
     let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\nsizes = [\"4K\"]\noffsets = [0]";
     let row = lab.check_table(copy).unwrap();
     assert_eq!(row.verdict, Verdict::Fail);

@@ -1,12 +1,13 @@
 //! The load in the guest. It runs until it is killed; errors of devices are permitted.
 //!
-//! `write SEED DISK=DEVICE... [DISK=FOLDER...] [MEMORY=P2PMEM...]` writes numbered blocks to each disk from RAM, by the page
-//! cache and by the p2pmem files, and numbered files to each folder. It prints `flushed DISK FIRST COUNT` and `synced DISK
-//! NUMBER` after the fsync of blocks and of a file, `verified DISK MEMORY` after a transfer from and to a device's memory,
-//! and `wrong ...` for wrong data.
+//! `write SEED DISK=DEVICE... [DISK=FOLDER...] [MEMORY=P2PMEM...]` writes numbered blocks to each
+//! disk, from RAM, through the page cache and from the p2pmem files, and numbered files to each
+//! folder. It prints `flushed DISK FIRST COUNT` and `synced DISK NUMBER` after the fsync of blocks
+//! and of a file, `verified DISK MEMORY` after a transfer from and to a device's memory, and
+//! `wrong ...` for wrong data.
 //!
-//! `verify SEED DISK=DEVICE... [DISK=FOLDER...] < LINES` prints `wrong ...` for what is not as such lines say, `comparing COUNT` as it goes
-//! on, and last `compared COUNT`.
+//! `verify SEED DISK=DEVICE... [DISK=FOLDER...] < LINES` prints `wrong ...` for data that
+//! contradicts such lines, `comparing COUNT` as it goes on, and finally `compared COUNT`.
 
 #[path = "../content.rs"]
 mod content;
@@ -28,14 +29,14 @@ use crate::content::{BLOCK, block};
 
 /// Blocks of the largest write.
 const LARGEST: u64 = 8;
-/// Bytes of each half of a buffer: what is written, and what is read.
+/// Bytes of each half of a buffer: one for writes, one for reads.
 const HALF: usize = 8 * BLOCK;
-/// Lines that are compared from one word of it to the next.
+/// Lines that are compared between two progress reports.
 const PROGRESS: u64 = 16;
-/// How long a thread waits after an error.
+/// Time that a thread waits after an error.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What the command line names.
+/// The paths of the command line.
 #[derive(Default)]
 struct LoadPaths {
     /// Block devices, folders and p2pmem files, each with the name of its device.
@@ -44,7 +45,7 @@ struct LoadPaths {
     memories: Vec<(String, PathBuf)>,
 }
 
-/// A disk, past the page cache and by it.
+/// A disk, with and without the page cache.
 struct Disk {
     seed: u64,
     name: String,
@@ -52,7 +53,7 @@ struct Disk {
     cached: File,
 }
 
-/// Memory for transfers: RAM, or that of a device, whose name it has.
+/// Memory for transfers: RAM, or that of the device of this name.
 struct Buffer {
     device: Option<String>,
     region: MmapRegion,
@@ -98,7 +99,7 @@ impl Buffer {
         })
     }
 
-    /// The first bytes of one half of it.
+    /// Returns the first bytes of one half of it.
     fn half(&self, number: usize, bytes: usize) -> io::Result<VolatileSlice<'_>> {
         let slice = self.region.get_slice(number * HALF, bytes);
         slice.map_err(io::Error::other)
@@ -124,13 +125,13 @@ impl Disk {
         })
     }
 
-    /// Writes blocks, one way after the other.
+    /// Writes blocks, from each memory in turn.
     fn write_without_end(mut self, buffers: &[Buffer]) -> anyhow::Result<()> {
         let mut first = 1;
         for number in 0_usize.. {
             let count = 1 + u64::try_from(number)? % LARGEST;
             let extent = self.extent(first, count);
-            // The last way is by the page cache.
+            // The last way is through the page cache.
             let done = match buffers.get(number % (buffers.len() + 1)) {
                 Some(buffer) => self.write_from(buffer, &extent),
                 None => self.write_cached(&extent),
@@ -158,7 +159,7 @@ impl Disk {
             .write_all_volatile(&half(0)?)
             .map_err(io::Error::other)?;
         self.direct.sync_data()?;
-        // Memory of a device that is gone has not what was put into it.
+        // Memory of a device that is gone does not keep its content.
         if !buffer.holds(0, content)? {
             return Err(io::ErrorKind::NotConnected.into());
         }
@@ -177,7 +178,7 @@ impl Disk {
         }
     }
 
-    /// The device at the offset of an extent, past the page cache.
+    /// Returns the device at the offset of an extent, without the page cache.
     fn at(&mut self, extent: &Extent) -> io::Result<&mut File> {
         self.direct.seek(SeekFrom::Start(extent.offset()))?;
         Ok(&mut self.direct)
@@ -188,14 +189,14 @@ impl Disk {
         say(&format!("flushed {} {} {count}", self.name, extent.first))
     }
 
-    /// Whether these blocks are on the disk.
+    /// Returns `true` if these blocks are on the disk.
     fn has(&mut self, extent: &Extent, buffer: &Buffer) -> anyhow::Result<bool> {
         let mut half = buffer.half(0, extent.content.len())?;
         self.at(extent)?.read_exact_volatile(&mut half)?;
         Ok(buffer.holds(0, &extent.content)?)
     }
 
-    /// `count` blocks from `first` on, as they are written.
+    /// Returns `count` blocks from `first` on, as they are written.
     fn extent(&self, first: u64, count: u64) -> Extent {
         let blocks = first..first + count;
         let content = blocks.flat_map(|number| block(self.seed, &self.name, number));
@@ -212,7 +213,7 @@ impl Extent {
     }
 }
 
-/// Writes one file after the other, each as a program does that must not lose it.
+/// Writes one file after the other, each like a program that must not lose it.
 fn write_files(seed: u64, disk: &str, folder: &Path) -> anyhow::Result<()> {
     let directory = File::open(folder)?;
     for number in 1_u64.. {

@@ -1,6 +1,7 @@
-//! Makes seeds of what runs have left in their folders: `cargo run -p peerbar-fuzz --example seeds -- RUN...`
+//! Makes seeds from the folders of runs: `cargo run -p peerbar-fuzz --example seeds -- RUN...`
 //!
-//! It takes reports, flight records and scenarios, makes them small, and puts them into `tests/fuzz/corpus`.
+//! It takes reports, flight records and scenarios, makes them small, and puts them into
+//! `tests/fuzz/corpus`.
 #![allow(clippy::indexing_slicing, reason = "a tool that may panic")]
 
 use std::path::Path;
@@ -9,14 +10,15 @@ use anyhow::{Context, Result, ensure};
 use peerbar_fault::Rule;
 use peerbar_lab::scenario::Scenario;
 
-/// Of a flight record (`devices/flight/src/layout.rs`): its header, the part of it that a seed has, and a record.
+/// Of a flight record (`devices/flight/src/layout.rs`): its header, the part of the header that a
+/// seed has, and a record.
 const HEADER: usize = 4096;
 const START: usize = 192;
 const RECORD: usize = 64;
 /// Records of the table and of the ring in a seed.
 const MAPPINGS: usize = 2;
 const EVENTS: usize = 3;
-/// Bytes of a report. Short inputs are executed more often, and a fuzzer makes longer ones by itself.
+/// Bytes of a report. A fuzzer executes short inputs more often, and makes longer ones by itself.
 const REPORT: usize = 400;
 
 fn main() -> Result<()> {
@@ -48,7 +50,8 @@ fn seed(target: &str, name: &str, bytes: &[u8]) -> Result<()> {
     std::fs::write(&path, bytes).with_context(|| path.display().to_string())
 }
 
-/// A record with a few of its mappings, and one with a few of its newest events, with new sequence numbers.
+/// Makes a seed with a few of the record's mappings, and one with a few of its newest events, with
+/// new sequence numbers.
 fn flight(name: &str, file: &[u8]) -> Result<()> {
     let slots = |at: usize| -> Result<usize> {
         let bytes = file.get(at..at + 8).context("no flight record")?;
@@ -63,12 +66,12 @@ fn flight(name: &str, file: &[u8]) -> Result<()> {
     let mappings = records(HEADER, table);
     let mut mappings = mappings[..mappings.len().min(MAPPINGS)].to_vec();
     if mappings.is_empty() {
-        // A free slot: a table without slots is no table.
+        // A free slot: a table without slots is invalid.
         mappings.push(vec![0; RECORD]);
     }
     let mut events = records(HEADER + table * RECORD, ring);
     events.sort_by_key(|raw| raw[..8].iter().rev().copied().collect::<Vec<u8>>());
-    // The first ones that are alike say nothing new: one of each kind, then the newest.
+    // Similar events add nothing: one of each kind, then the newest.
     let mut kinds = std::collections::BTreeSet::new();
     let (mut chosen, rest): (Vec<_>, Vec<_>) =
         events.into_iter().partition(|raw| kinds.insert(raw[16]));
@@ -84,7 +87,8 @@ fn flight(name: &str, file: &[u8]) -> Result<()> {
     seed("flight_record", name, &whole)
 }
 
-/// The first lines, and the last ones, of a report; and what programs have printed in it.
+/// Makes seeds of the first lines and the last ones of a report, and of the output of programs in
+/// it.
 fn report(report: &str) -> Result<()> {
     let lines = report.lines().filter(|line| line.len() < REPORT / 2);
     let part = |lines: &mut dyn Iterator<Item = &str>| {
@@ -118,7 +122,8 @@ fn report(report: &str) -> Result<()> {
     Ok(())
 }
 
-/// The scenario without comments, with one check of each kind in a seed of its own, and its fault rules.
+/// Makes seeds of the scenario without comments, with one check of each kind in a separate seed,
+/// and of its fault rules.
 fn scenario(text: &str) -> Result<()> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let lines: Vec<&str> = lines.filter(|line| !line.trim().is_empty()).collect();
@@ -131,7 +136,7 @@ fn scenario(text: &str) -> Result<()> {
         let kind = check.iter().find_map(|line| line.strip_prefix("kind = "));
         let kind = kind.unwrap_or("check").trim_matches('"');
         let text = [devices, &["[[check]]"], check].concat().join("\n");
-        // A check may need another one, or a table behind the checks.
+        // A check may need another one, or a table after the checks.
         let is_whole = Scenario::parse(Path::new("seed.toml"), text.clone()).is_ok();
         if is_whole && kinds.insert(kind) {
             seed("scenario", &format!("{name}-{kind}"), text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Devices: what keeps a state from one step of an input to the next.
+//! Devices: targets that keep state from one step of an input to the next.
 
 pub mod efa_adapter;
 pub mod fabric_adapters;

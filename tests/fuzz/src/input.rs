@@ -1,6 +1,6 @@
 //! An input, read from the front.
 
-/// What is left of an input. A number beyond its end is `None`, on which a target ends.
+/// The rest of an input. A number beyond its end is `None`, which ends a target.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {

@@ -1,8 +1,10 @@
-//! Fuzz targets: functions that take any bytes, and panic if what they test does not hold.
+//! Fuzz targets: functions that take any bytes, and panic if a property that they test does not
+//! hold.
 //!
-//! `scripts/fuzz` has libFuzzer call them, by the programs in `tests/fuzz/libfuzzer`. `tests/targets.rs` calls each of them with its
-//! corpus and with changed inputs, on any compiler. An input is bytes, so that the corpus (`tests/fuzz/corpus`) stays readable when
-//! a target changes: a target reads it from the front and ends where it ends.
+//! `scripts/fuzz` calls them by libFuzzer, with the programs in `tests/fuzz/libfuzzer`.
+//! `tests/targets.rs` calls each of them with its corpus and with changed inputs, on any compiler.
+//! An input is bytes, so that the corpus (`tests/fuzz/corpus`) stays valid when a target changes: a
+//! target reads the input from the front and ends where it ends.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::cast_possible_truncation,
@@ -17,14 +19,14 @@ pub mod parsers;
 #[cfg(test)]
 mod seed;
 
-/// A function that takes any bytes, and panics if what it tests does not hold.
+/// A function that takes any bytes, and panics if a property that it tests does not hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, which is that of its corpus and of its program.
+    /// Its name, which is also that of its corpus and of its program.
     pub name: &'static str,
     /// The function.
     pub run: fn(&[u8]),
-    /// How many changed inputs an ordinary test runs.
+    /// Number of changed inputs in an ordinary test.
     pub short: u32,
 }
 

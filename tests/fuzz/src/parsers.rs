@@ -1,4 +1,5 @@
-//! Parsers: code that reads bytes or text from an untrusted source and keeps nothing from one input to the next.
+//! Parsers: code that reads bytes or text from an untrusted source and keeps no state from one
+//! input to the next.
 
 pub mod config_space;
 pub mod dma_log;

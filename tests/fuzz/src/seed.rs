@@ -1,11 +1,11 @@
-//! Seeds that are made by hand: bytes in the format of a target, and the check that the corpus has them.
+//! Handmade seeds: bytes in the format of a target, and a check that the corpus has them.
 
 use std::path::Path;
 
-/// Set, it has the tests write the seeds.
+/// If set, the tests write the seeds.
 const UPDATE: &str = "UPDATE_SEEDS";
 
-/// A seed, of which each method adds a part.
+/// A seed. Each method adds a part to it.
 #[derive(Clone, Default)]
 pub(crate) struct Seed(Vec<u8>);
 
@@ -27,23 +27,24 @@ impl Seed {
         self.bytes(&number.to_le_bytes())
     }
 
-    /// As `arbitrary` reads the variant `number` of an enum of `count`: the upper half of the product with `count`.
+    /// Adds the variant `number` of an enum of `count`, in the encoding of `arbitrary`: the upper
+    /// half of the product with `count`.
     pub(crate) fn variant(self, number: u32, count: u32) -> Self {
         let least = (u64::from(number) << 32).div_ceil(count.into());
         self.u32(u32::try_from(least).expect("a variant"))
     }
 
-    /// As `arbitrary` reads one more element of a list, which is an enum.
+    /// Adds one more element of a list, which is an enum, in the encoding of `arbitrary`.
     pub(crate) fn step(self, number: u32, count: u32) -> Self {
         self.bytes(&[1]).variant(number, count)
     }
 
-    /// As `arbitrary` reads the end of a list.
+    /// Adds the end of a list, in the encoding of `arbitrary`.
     pub(crate) fn end(self) -> Self {
         self.bytes(&[0])
     }
 
-    /// As `arbitrary` reads a list of bytes.
+    /// Adds a list of bytes, in the encoding of `arbitrary`.
     pub(crate) fn list(self, bytes: &[u8]) -> Self {
         let all = bytes
             .iter()
@@ -64,7 +65,7 @@ impl Seed {
     }
 }
 
-/// The seeds of a target, with their names.
+/// Returns the seeds of a target, with their names.
 pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let files = std::fs::read_dir(folder.join(target)).expect("the corpus");
@@ -78,7 +79,7 @@ pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     seeds
 }
 
-/// The names of steps, from their text for programmers.
+/// Returns the names of steps, from their `Debug` text.
 pub(crate) fn names<T: std::fmt::Debug>(steps: &[T]) -> Vec<String> {
     let name = |step: &T| {
         let text = format!("{step:?}");

@@ -1,4 +1,4 @@
-//! Each fuzz target with its corpus and with inputs that are changed from it, by the stable compiler.
+//! Each fuzz target with its corpus and with changed inputs, by the stable compiler.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use peerbar_fuzz::{TARGETS, Target};
 use peerbar_test_daemon::seed;
 
-/// The longest input that is made.
+/// Maximum length of a changed input.
 const LONGEST: usize = 4096;
-/// Changes of one input, at most.
+/// Maximum number of changes of one input.
 const CHANGES: usize = 8;
 
 #[test]
@@ -69,7 +69,7 @@ targets_hold! {
     vfio_user_framing
 }
 
-/// Runs a target with its corpus, then with inputs that are changed from it.
+/// Runs a target with its corpus, then with changed inputs.
 fn hold(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let corpus = corpus(target);

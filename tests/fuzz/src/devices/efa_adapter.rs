@@ -1,5 +1,6 @@
-//! A guest that gives an EFA any admin commands, work requests, doorbells and register accesses, and takes its memory away: each
-//! command that the queue takes is completed with its number and checksum, and a reset brings the adapter back as it was.
+//! A guest that gives an EFA arbitrary admin commands, work requests, doorbells and register
+//! accesses, and takes its memory away. Each command that the queue takes is completed with its
+//! number and checksum, and a reset restores the adapter's initial state.
 
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,10 +17,11 @@ use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 use super::guest_ram;
 use crate::input::Input;
 
-/// Steps of an input, at most.
+/// Maximum number of steps of an input.
 const STEPS: usize = 32;
 const PAGE: u64 = 4096;
-/// Guest memory: a page of admin queues that stays, where no input leads, and pages that come and go.
+/// Guest memory: a page of admin queues that stays, which no input addresses, and pages that come
+/// and go.
 const QUEUES_AT: u64 = 0x5a5a_5a5a_0000_0000;
 const COMPLETIONS: u64 = 0x800;
 const RAM_AT: u64 = 0x20_0000;
@@ -27,9 +29,9 @@ const PAGES: u64 = 8;
 /// Entries of the admin queues.
 const DEPTH: u16 = 16;
 const REGISTERS: u32 = 0;
-/// Objects that commands name are among the first ones, so that they often exist.
+/// Commands name one of the first objects, so that the object often exists.
 const OBJECTS: u16 = 3;
-/// From one time that the adapter works to the next.
+/// Time from one step of the adapter to the next.
 const STEP: Duration = Duration::from_millis(4);
 
 struct Bench {
@@ -53,7 +55,7 @@ struct Known {
     keys: [u32; 2],
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
     let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
@@ -89,7 +91,7 @@ impl Bench {
         bench
     }
 
-    /// The state that every input starts with: reset, with empty queues and all of its memory.
+    /// Restores the start state of every input: reset, with empty queues and all of its memory.
     fn start(&mut self) {
         self.efa.endpoint.reset().expect("a reset");
         self.write_region(CONFIG_REGION, 4, &[6, 0]);
@@ -143,14 +145,15 @@ impl Bench {
         self.write_region(REGISTERS, offset, &value.to_le_bytes());
     }
 
-    /// Has the adapter work. Each time is some milliseconds after the one before, so messages that wait for a receive are sent
-    /// again after a number of steps, on any machine.
+    /// Lets the adapter work. The time of each step is some milliseconds after the one before, so
+    /// that messages that wait for a receive are sent again after a number of steps, on any
+    /// machine.
     fn work(&mut self) {
         self.now += STEP;
         self.efa.work(self.now);
     }
 
-    /// Carries out a step. `None` at the end of the input.
+    /// Executes a step. Returns `None` at the end of the input.
     fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
         match input.u8()? {
             0..=127 => {
@@ -185,7 +188,7 @@ impl Bench {
                 let (register, value) = (input.u8()?, input.u32()?);
                 self.write_register(u64::from(register) & 0x7c, value);
                 self.work();
-                // Whatever it was, a reset brings all back.
+                // A reset restores the start state in any case.
                 self.start();
             }
         }
@@ -193,7 +196,7 @@ impl Bench {
         Some(())
     }
 
-    /// Carries out an admin command; its status. It is completed whatever it says.
+    /// Executes an admin command, which must be completed. Returns its status.
     fn command(&mut self, opcode: u8, flags: u8, payload: &[u8]) -> u8 {
         let index = u64::from(self.submitted % DEPTH);
         let phase = u8::from((self.submitted / DEPTH) % 2 == 0);
@@ -230,7 +233,7 @@ impl Bench {
         status
     }
 
-    /// Keeps the numbers that an answer has.
+    /// Remembers the numbers of an answer.
     fn learn(&mut self, opcode: u8, answer: &[u8]) {
         let word = |at: usize| {
             let bytes = answer.get(at..at + 4)?;
@@ -244,7 +247,8 @@ impl Bench {
         }
     }
 
-    /// Words of which each is small, an address of guest memory, a number that the adapter has chosen, or anything.
+    /// Returns words, each of which is small, an address of guest memory, a number that the adapter
+    /// has chosen, or anything.
     fn words<const N: usize>(&self, input: &mut Input<'_>) -> Option<[u8; N]> {
         let mut words = [0; N];
         for word in words.chunks_exact_mut(4) {
@@ -285,7 +289,7 @@ mod tests {
     const KEYS: u8 = 226;
     const PAIR_AND_ONE: u8 = 232;
 
-    /// Words with their values, but for those at some indices, which are of a kind.
+    /// Adds words with their values, except at some indices, where they are of a kind.
     fn words(mut seed: Seed, bytes: &[u8], kinds: &[(usize, u8)]) -> Seed {
         for (index, word) in bytes.chunks_exact(4).enumerate() {
             let kind = kinds.iter().find(|(at, _)| *at == index);
@@ -304,7 +308,7 @@ mod tests {
         words(seed.bytes(&[0, opcode as u8, 0]), &bytes, kinds)
     }
 
-    /// Two queue pairs that are ready to send.
+    /// Makes two queue pairs that are ready to send.
     fn queue_pairs(mut seed: Seed) -> Seed {
         let mut queue = CreateCq::new_zeroed();
         queue.caps_2 = CqCaps2::new().with_entry_words(4);
@@ -326,7 +330,7 @@ mod tests {
         seed
     }
 
-    /// Takes a queue pair from state to state.
+    /// Modifies a queue pair from state to state.
     fn states(mut seed: Seed, index: u8, all: &[u32]) -> Seed {
         for next in all {
             let mut modify = ModifyQp::new_zeroed();
@@ -338,7 +342,7 @@ mod tests {
         seed
     }
 
-    /// The bytes of guest memory after a seed, 16 of them.
+    /// Returns 16 bytes of guest memory after a seed.
     fn found(seed: &[u8], at: u64) -> [u8; 16] {
         let mut bench = Bench::new();
         bench.start();
@@ -349,12 +353,12 @@ mod tests {
         found
     }
 
-    /// A seed that writes page 3 of guest memory to page 4 by RDMA.
+    /// Returns a seed that writes page 3 of guest memory to page 4 by RDMA.
     fn transfer() -> Seed {
         transfer_with(|seed| seed)
     }
 
-    /// The same, with further commands before the transfer.
+    /// Returns the same, with further commands before the transfer.
     fn transfer_with(more: impl FnOnce(Seed) -> Seed) -> Seed {
         let mut seed = command(Seed::default(), Opcode::AllocUar, &[], &[]);
         seed = command(seed, Opcode::AllocPd, &[], &[]);
@@ -372,7 +376,7 @@ mod tests {
         // Page 3 gets its bytes, and stays.
         seed = seed.bytes(&[216, 0x83]).bytes(b"sixteen of bytes");
         let mut entry = [0; 64];
-        // A write, of which a completion is wanted; remote and local buffer.
+        // A write that requests a completion; remote and local buffer.
         entry[..4].copy_from_slice(&[7, 0, 0x82, 0x1d]);
         entry[32] = 16;
         entry[41] = 0x10;

@@ -1,5 +1,6 @@
-//! Several adapters that send a fabric any messages, with any descriptors, and read what they like: the fabric must go on to serve others,
-//! and hold no descriptor of those that have left. Its rules lose, delay and duplicate what the hostile ones send.
+//! Several adapters that send arbitrary messages with arbitrary descriptors to a fabric, and read
+//! as they like. The fabric must continue to serve others, and must not keep descriptors of
+//! adapters that have left. Its rules lose, delay and duplicate the messages of the hostile ones.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +21,7 @@ use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
 use super::hostile_clients::{LONG, Server};
 use crate::descriptors::descriptors;
 
-/// GIDs that they use. Those of the honest adapters come next.
+/// GIDs of the hostile adapters. Those of the honest adapters come next.
 const GIDS: u8 = 4;
 
 #[derive(Arbitrary, Debug)]
@@ -46,7 +47,7 @@ enum Action {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Of {
     Nobody,
-    /// The last that it was sent.
+    /// The last one that it was sent.
     Known,
     Guess(u64),
 }
@@ -95,7 +96,7 @@ impl What {
     }
 }
 
-/// The fabric, which serves all runs.
+/// Returns the fabric, which serves all runs.
 fn fabric() -> &'static PathBuf {
     static FABRIC: OnceLock<PathBuf> = OnceLock::new();
     FABRIC.get_or_init(|| {
@@ -125,11 +126,11 @@ fn fabric() -> &'static PathBuf {
 struct Adapter {
     socket: OwnedFd,
     known: Incarnation,
-    /// Its end of the direct connection that it was given last.
+    /// Its end of the latest direct connection.
     direct: Option<Arc<OwnedFd>>,
 }
 
-/// Fails if the other side has hung up, or reads too little.
+/// Sends a message. Fails if the other side has hung up, or reads too little.
 fn send_message(socket: &OwnedFd, message: &Message) {
     let packet = message.encode();
     let descriptors = packet.descriptors.iter().map(|fd| fd.as_fd());
@@ -169,7 +170,7 @@ impl Adapter {
         }
     }
 
-    /// The next message, which must come.
+    /// Returns the next message, which must come.
     fn expect(&self) -> Message {
         let deadline = Some(Instant::now() + LONG);
         let mut space = Message::space();
@@ -229,7 +230,7 @@ impl Adapter {
     }
 }
 
-/// Two adapters that keep to the protocol reach each other.
+/// Checks that two adapters that keep to the protocol reach each other.
 fn check_served() {
     let [one, other] = [0, 1].map(|number| {
         let honest = Adapter::connect();
@@ -250,7 +251,7 @@ fn check_served() {
     while !matches!(other.expect(), Message::Packet { peer, .. } if peer == Gid([GIDS; 16])) {}
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     static SERVER: Server = Server::new(check_served, check_served, |name| {
         name.starts_with("socket:") || name == "/dev/null"
@@ -270,7 +271,7 @@ mod tests {
     use super::*;
     use crate::seed::{Seed, names};
 
-    /// As `arbitrary` reads an adapter and its action, the latter `number` of 9.
+    /// Adds an adapter and its action, the latter `number` of 9, in the encoding of `arbitrary`.
     fn step(seed: Seed, adapter: u8, number: u32) -> Seed {
         seed.bytes(&[1, adapter]).variant(number, 9)
     }

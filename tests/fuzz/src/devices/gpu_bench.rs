@@ -1,4 +1,4 @@
-//! A GPU whose engine works when a target has it work, and its registers.
+//! A GPU whose engine works only when a target lets it, and its registers.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::guest_ram;
 /// Bytes of its memory.
 pub(crate) const VRAM: u64 = 2 << 20;
 
-/// STATUS of a channel that is on.
+/// STATUS of an enabled channel.
 pub(crate) const ON: u32 = 1;
 
 const REGISTERS: u32 = 0;
@@ -23,7 +23,7 @@ const READY: u64 = 0x24;
 pub(crate) struct GpuBench(SteppedGpu);
 
 impl GpuBench {
-    /// A GPU that may be a bus master. Its commands may take longer than any input does.
+    /// Makes a GPU that may be a bus master. Its limit for commands is longer than any input takes.
     pub(crate) fn new() -> Self {
         let config = Config {
             vram_bytes: VRAM,
@@ -102,7 +102,7 @@ impl GpuBench {
     }
 }
 
-/// STATUS of a channel whose command has failed.
+/// Returns the STATUS of a channel whose command has failed.
 pub(crate) fn failed(code: u32) -> u32 {
     2 | code << 8
 }

@@ -1,5 +1,6 @@
-//! Rings and kernels of a GPU, beside a model that knows every byte of VRAM and of guest memory: data, results, fences, HEAD, status and
-//! fault code of each command. Guest memory comes and goes by pages, so that commands fail halfway.
+//! Rings and kernels of a GPU, compared with a model that knows every byte of VRAM and of guest
+//! memory: data, results, fences, HEAD, status and fault code of each command. Guest memory comes
+//! and goes by pages, so that commands fail halfway.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,9 +14,10 @@ mod model;
 
 use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, TIME_OUT};
 
-/// Steps of an input, at most.
+/// Maximum number of steps of an input.
 const STEPS: usize = 24;
-/// Rings have this many entries and lie one after the other, at the end of guest memory, where no command of the model reaches.
+/// Entries of each ring. The rings lie one after the other, at the end of guest memory, where no
+/// command of the model reaches.
 const ENTRIES: u32 = 8;
 const RINGS_AT: u64 = model::RINGS_AT;
 const CHANNELS: u8 = 2;
@@ -38,7 +40,7 @@ struct Bench {
     channels: [Channel; CHANNELS as usize],
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
     let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
@@ -69,7 +71,7 @@ impl Bench {
         bench
     }
 
-    /// The state that every input starts with.
+    /// Restores the start state of every input.
     fn start(&mut self) {
         self.gpu.reset();
         for (start, bytes) in self.expected.clear() {
@@ -106,7 +108,7 @@ impl Bench {
         u64::from(channel) * u64::from(ENTRIES) * model::ENTRY_BYTES as u64
     }
 
-    /// Carries out a step. `None` at the end of the input.
+    /// Executes a step. Returns `None` at the end of the input.
     fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
         match input.u8()? {
             0..=159 => {
@@ -114,7 +116,7 @@ impl Bench {
                 let count = 1 + u32::from(input.u8()? % 3);
                 let mut entries: Vec<Entry> =
                     (0..count).map_while(|_| Entry::made_of(input)).collect();
-                // What follows may read a NaN.
+                // A later command may read a NaN.
                 let floats = entries.iter().position(Entry::writes_floats);
                 entries.truncate(floats.map_or(entries.len(), |at| at + 1));
                 self.submit(channel, &entries);
@@ -132,7 +134,8 @@ impl Bench {
             240..=247 => self.wait_for_the_other(input)?,
             _ => {
                 let (offset, value) = (input.u16()?, input.u32()?);
-                // Whatever is written to registers, they are read without a panic, and a reset brings all back.
+                // Registers take any value and are read without a panic, and a reset restores the
+                // start state.
                 let offset = u64::from(offset) & 0x5ffc;
                 self.gpu.write(offset, &value.to_le_bytes());
                 self.gpu.read(offset);
@@ -143,7 +146,7 @@ impl Bench {
         Some(())
     }
 
-    /// A reset of the device: channels are off, and memory stays.
+    /// Resets the device: channels are disabled, and memory stays.
     fn start_again(&mut self) {
         self.gpu.reset();
         for channel in 0..CHANNELS {
@@ -152,7 +155,8 @@ impl Bench {
         }
     }
 
-    /// Puts commands on a ring, rings the doorbell, and compares what the GPU and the model have done.
+    /// Puts commands on a ring, rings the doorbell, and compares the results of the GPU and of the
+    /// model.
     fn submit(&mut self, number: u8, entries: &[Entry]) {
         let mut done = self.gpu.head(number);
         self.put(number, entries);
@@ -193,7 +197,8 @@ impl Bench {
         self.gpu.ring(number, put);
     }
 
-    /// Has the GPU work until a channel has nothing left to do. A wait in vain ends with its time limit.
+    /// Lets the GPU work until a channel has nothing left to do. A wait for a value that never
+    /// comes ends with its time limit.
     fn work_off(&mut self, number: u8) {
         let deadline = Instant::now() + LONG;
         let put = self.channels[usize::from(number)].put;
@@ -206,7 +211,8 @@ impl Bench {
         }
     }
 
-    /// A channel waits for a word until the other channel writes it. If that cannot be, it is disabled, which ends the wait.
+    /// Lets a channel wait for a word until the other channel writes it. If that is impossible, the
+    /// channel is disabled, which ends the wait.
     fn wait_for_the_other(&mut self, input: &mut Input<'_>) -> Option<()> {
         let waiting = input.u8()? % CHANNELS;
         let wait = Entry::wait(input)?;
@@ -237,7 +243,8 @@ impl Bench {
         Some(())
     }
 
-    /// A command has failed halfway: what it may have written is in part old, in part new.
+    /// Copies the memory of a command that has failed halfway into the model: each byte must be old
+    /// or new.
     fn take_over(&mut self, written: Option<(model::Space, Vec<u8>)>) {
         let Some((start, new)) = written else {
             return;
@@ -251,7 +258,7 @@ impl Bench {
         }
     }
 
-    /// Takes over NaNs of the GPU where the model has NaNs.
+    /// Copies NaNs of the GPU into the model where it has NaNs.
     fn take_over_nans(&mut self) {
         let Some((start, len)) = self.expected.floats.take() else {
             return;
@@ -285,7 +292,7 @@ impl Bench {
     }
 }
 
-/// Whether these four bytes are a float that is no number.
+/// Returns `true` if these four bytes are a NaN.
 fn is_nan(bytes: &[u8]) -> bool {
     let word = bytes.first_chunk();
     word.is_some_and(|word| f32::from_le_bytes(*word).is_nan())
@@ -296,7 +303,7 @@ mod tests {
     use super::*;
     use crate::seed::Seed;
 
-    /// Fields of a command as an input has them, without its opcode and kernel.
+    /// Fields of a command in the encoding of an input, without its opcode and kernel.
     #[derive(Clone, Copy, Default)]
     struct Fields {
         flags: u8,
@@ -320,7 +327,7 @@ mod tests {
         Seed::default().bytes(&[0, channel, count - 1])
     }
 
-    /// Carries out a seed, which no command of may fail.
+    /// Executes a seed, in which no command may fail.
     fn carry_out(seed: &[u8]) -> Bench {
         let mut bench = Bench::new();
         bench.start();
@@ -381,7 +388,7 @@ mod tests {
             ..fields
         };
         let seed = entry(seed.bytes(&[240, 1]), [7, 0], waiting).u64(9);
-        // A wait in vain: the value has bits that the mask has not.
+        // An endless wait: the value has bits that the mask does not have.
         let seed = entry(seed.bytes(&[240, 0]), [7, 0], waiting).u64(0x100);
         let bench = carry_out(&seed.in_corpus("gpu_commands", "waits"));
         let mut word = [0; 8];

@@ -1,6 +1,7 @@
-//! A GPU that drives the queues of an NVMe controller (the kernel `nvme io`), beside a controller that completes what it likes, in any
-//! order, and sometimes what nobody has asked for. Each request is submitted once and in its order, never more than the queues
-//! take, and outcomes, state, result and fault code are those of the interface (`devices/gpu/INTERFACE.md`).
+//! A GPU that drives the queues of an NVMe controller (the kernel `nvme io`), with a controller
+//! that completes commands as it likes, in any order, and sometimes commands that were never
+//! submitted. Each request is submitted once and in its order, never more than the queues take, and
+//! outcomes, state, result and fault code match the interface (`devices/gpu/INTERFACE.md`).
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -18,7 +19,8 @@ const SUBMISSION: u64 = PAGE;
 const COMPLETION: u64 = 2 * PAGE;
 const TAIL: u64 = 3 * PAGE;
 const HEAD: u64 = 3 * PAGE + 4;
-/// In VRAM: state, fence and requests. Queues that lie in VRAM are at the same offsets as in guest memory.
+/// In VRAM: state, fence and requests. Queues that lie in VRAM are at the same offsets as in guest
+/// memory.
 const STATE: u64 = 0x8000;
 const FENCE: u64 = 0x9000;
 const REQUESTS: u64 = 0xa000;
@@ -28,7 +30,7 @@ const CHANNEL: u8 = 0;
 const RING_ENTRIES: u32 = 8;
 const ENTRY_BYTES: u64 = 128;
 const NSID: u32 = 7;
-/// Launches of an input, and steps of the controller in each, at most.
+/// Maximum number of launches of an input, and of steps of the controller in each.
 const LAUNCHES: usize = 6;
 const STEPS: usize = 200;
 
@@ -36,25 +38,25 @@ const DMA: u32 = 2;
 const BAD_COMMAND: u32 = 4;
 const BAD_COMPLETION: u32 = 8;
 
-/// A pair of queues, from when it is made.
+/// A pair of queues since its creation.
 #[derive(Clone, Copy)]
 struct Queues {
     /// Entries of the submission queue and of the completion queue.
     entries: [u32; 2],
-    /// Whether each lies in VRAM.
+    /// `true` for each one in VRAM.
     in_vram: [bool; 2],
     /// Commands that the controller has fetched, and completions that it has written.
     fetched: u64,
     posted: u64,
-    /// Completions whose entries it has got back.
+    /// Completions whose entries it may reuse.
     freed: u64,
 }
 
-/// A launch as the controller follows it.
+/// A launch from the controller's view.
 struct Launch {
     requests: Vec<[u8; REQUEST_BYTES as usize]>,
     depth: u64,
-    /// How many of the requests the controller has, and those of them that it has not completed.
+    /// Number of requests that the controller has fetched, and the ones that it has not completed.
     fetched: usize,
     in_progress: Vec<usize>,
     statuses: Vec<Option<u16>>,
@@ -67,7 +69,7 @@ struct Bench {
     put: u32,
 }
 
-/// Carries out the launches that `data` describes.
+/// Executes the launches of `data`.
 pub fn run(data: &[u8]) {
     static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
     let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
@@ -101,7 +103,7 @@ impl Bench {
         }
     }
 
-    /// A channel that has done nothing, and a pair of queues that was just made.
+    /// Sets up a channel that has done nothing, and a new pair of queues.
     fn start(&mut self, input: &mut Input<'_>) {
         self.gpu.enable(CHANNEL, RAM_AT + RING, RING_ENTRIES);
         self.put = 0;
@@ -116,7 +118,7 @@ impl Bench {
         self.gpu.vram().write(STATE, &[0; 32]).expect("VRAM");
     }
 
-    /// Carries out a launch. `None` at the end of the input, with the launch complete.
+    /// Executes a launch. Returns `None` at the end of the input, with the launch complete.
     fn launch(&mut self, input: &mut Input<'_>) -> Option<()> {
         let [count, depth, missing] = input.array()?;
         let mut launch = Launch::new(input, usize::from(count % 25), u64::from(depth % 20))?;
@@ -124,7 +126,7 @@ impl Bench {
             let offset = REQUESTS + at * REQUEST_BYTES;
             self.gpu.vram().write(offset, request).expect("VRAM");
         }
-        // Seldom a page is not there that the launch needs.
+        // Rarely a page that the launch needs is missing.
         let missing = Some(u64::from(missing)).filter(|page| (1..PAGES).contains(page));
         let missing = missing.filter(|page| {
             let is_queue_in_vram = self.queues.in_vram.get(*page as usize - 1);
@@ -155,7 +157,7 @@ impl Bench {
                     return Some(());
                 }
                 Some(252..) => {
-                    // The channel is disabled amid the launch.
+                    // The channel is disabled during the launch.
                     self.expect_refusal(&launch);
                     self.start(input);
                     return Some(());
@@ -168,7 +170,7 @@ impl Bench {
         Some(())
     }
 
-    /// Puts the launch on the ring, and has the GPU begin.
+    /// Puts the launch on the ring, and lets the GPU begin.
     fn submit(&mut self, launch: &Launch) {
         let mut entry = [0; ENTRY_BYTES as usize];
         entry[0] = 5;
@@ -211,7 +213,7 @@ impl Bench {
         self.gpu.work();
     }
 
-    /// The controller fetches what the doorbell of the tail announces.
+    /// Fetches, as the controller, the commands that the tail doorbell announces.
     fn fetch(&mut self, launch: &mut Launch) {
         let Queues {
             entries, in_vram, ..
@@ -246,7 +248,8 @@ impl Bench {
         self.queues.posted - self.queues.freed + 1 < u64::from(self.queues.entries[1])
     }
 
-    /// Completes some of the commands in progress, in an order that the input says; `action` is that of the first one.
+    /// Completes some of the commands in progress, in the input's order. `action` is that of the
+    /// first one.
     fn complete(&mut self, launch: &mut Launch, action: u8, input: &mut Input<'_>) {
         let together = 1 + usize::from(action >> 6);
         for number in 0..together.min(launch.in_progress.len()) {
@@ -267,7 +270,7 @@ impl Bench {
         }
     }
 
-    /// Completes a command that is complete, or was never submitted.
+    /// Completes a command that is already complete, or was never submitted.
     fn complete_wrongly(&mut self, launch: &Launch, input: &mut Input<'_>) {
         let choice = usize::from(input.u16().unwrap_or(u16::MAX));
         let complete: Vec<usize> = (0..launch.fetched)
@@ -297,7 +300,7 @@ impl Bench {
         self.queues.posted += 1;
     }
 
-    /// The launch has ended well: outcomes, state, fence and doorbells say so.
+    /// Checks the end of a successful launch: outcomes, state, fence and doorbells.
     fn check_end(&mut self, launch: &Launch) {
         assert_eq!(self.gpu.head(CHANNEL), self.put, "the launch does not end");
         assert_eq!(self.gpu.status(CHANNEL), ON);
@@ -327,14 +330,14 @@ impl Bench {
         assert_eq!(self.gpu.head(CHANNEL), self.put - 1);
     }
 
-    /// The state of a launch that has failed names the first request that is not complete.
+    /// Checks that the state of a failed launch names the first incomplete request.
     fn check_failed_state(&self, launch: &Launch) {
         let mut done = launch.statuses.iter().take_while(|status| status.is_some());
         let index = done.by_ref().count() as u64;
         assert_eq!(self.vram64(STATE + 24), index << 32 | 1);
     }
 
-    /// A launch that was not ended keeps its queues: another one is refused.
+    /// Checks that an interrupted launch keeps its queues: another one is refused.
     fn expect_refusal(&mut self, launch: &Launch) {
         if launch.requests.is_empty() {
             return;
@@ -378,7 +381,7 @@ impl Queues {
         }
     }
 
-    /// Takes the doorbell of the head over, which gives back no more than was posted.
+    /// Takes the head doorbell, which must not free more than was posted.
     fn take_back(&mut self, head: u64) {
         let entries = u64::from(self.entries[1]);
         assert!(head < entries, "head {head}");
@@ -393,7 +396,7 @@ impl Launch {
         let mut requests = Vec::new();
         for _ in 0..count {
             let mut request = [0; REQUEST_BYTES as usize];
-            // Half of a request is what the disk sees of it, and of the outcome of before nothing must stay.
+            // The disk sees half of a request, and nothing of an earlier outcome may remain.
             let [opcode, slba, prp, blocks] = input.array()?;
             request[0] = slba;
             request[7] = slba;
@@ -413,7 +416,7 @@ impl Launch {
         })
     }
 
-    /// The command of the next request.
+    /// Returns the command of the next request.
     fn expected(&self) -> [u8; 64] {
         let request = self
             .requests
@@ -435,7 +438,7 @@ mod tests {
     use super::*;
     use crate::seed::Seed;
 
-    /// A pair of queues with 8 and 6 entries; bits of `in_vram` say which lies in VRAM.
+    /// Adds a pair of queues with 8 and 6 entries. Bits of `in_vram` say which lies in VRAM.
     fn queues(in_vram: u8) -> Seed {
         Seed::default().bytes(&[6, 4, in_vram])
     }
@@ -445,7 +448,7 @@ mod tests {
         (0..count).fold(seed, |seed, number| seed.bytes(&[2, number, 1, 7]))
     }
 
-    /// Carries out a seed; the number of its launches, and the bench after the last one.
+    /// Executes a seed. Returns the number of its launches, and the bench after the last one.
     fn carry_out(seed: &[u8]) -> (usize, Bench) {
         let mut bench = Bench::new();
         let mut input = Input::new(seed);

@@ -1,26 +1,28 @@
-//! Several clients that do what they like to a server in this process, which serves all runs: it must go on to serve others, and hold no
-//! descriptor of those that have left.
+//! Several hostile clients of a server in this process, which serves all runs. It must continue to
+//! serve others, and must not keep descriptors of clients that have left.
 
 use std::fs::{DirEntry, read_dir};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Hostile clients at once, and steps of all of them.
+/// Maximum number of hostile clients, and of all their steps.
 const CLIENTS: usize = 8;
 const STEPS: usize = 256;
 /// Far longer than anything here takes.
 pub(super) const LONG: Duration = Duration::from_secs(20);
 
-/// A server, and what must hold of it.
+/// A server, and its invariants.
 pub(super) struct Server {
-    /// Clients that keep to the protocol get on beside hostile ones, which may still be waited for.
+    /// Checks that clients that keep to the protocol are served together with hostile ones, which
+    /// may delay it.
     check_beside: fn(),
-    /// Clients that keep to the protocol get on, alone.
+    /// Checks that clients that keep to the protocol are served alone.
     check_served: fn(),
-    /// Whether an open file of this name, as /proc/self/fd has it, is a client's. libFuzzer's symbolizer has pipes of its own.
+    /// Returns `true` if an open file of this name, as /proc/self/fd has it, belongs to a client.
+    /// libFuzzer's symbolizer has its own pipes.
     is_counted: fn(&str) -> bool,
-    /// How many of them are open without a hostile client, and how many files at all.
+    /// Number of clients' open files without a hostile client, and of all open files.
     at_rest: OnceLock<(usize, usize)>,
 }
 
@@ -38,7 +40,7 @@ impl Server {
         }
     }
 
-    /// Has clients carry out steps: the number of a client and what it does, or that it leaves.
+    /// Lets clients execute steps: the number of a client and its action, or `None` if it leaves.
     pub(super) fn meet<C, A>(
         &self,
         steps: impl IntoIterator<Item = (u8, Option<A>)>,
@@ -69,7 +71,7 @@ impl Server {
         }
     }
 
-    /// How many files of clients are open.
+    /// Returns the number of open files of clients.
     fn open(&self) -> usize {
         let is_counted = |target: &PathBuf| (self.is_counted)(&target.to_string_lossy());
         let targets = descriptors().filter_map(|entry| entry.path().read_link().ok());
@@ -77,7 +79,7 @@ impl Server {
     }
 }
 
-/// Those of this process.
+/// Returns the descriptors of this process.
 fn descriptors() -> impl Iterator<Item = DirEntry> {
     read_dir("/proc/self/fd").expect("/proc").flatten()
 }

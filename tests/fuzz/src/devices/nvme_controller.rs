@@ -1,5 +1,5 @@
-//! A guest that fills its memory with anything, and writes any register, doorbell and configuration register: the
-//! controller must not panic, and must work again after a reset.
+//! A guest that fills its memory arbitrarily, and writes any register, doorbell and configuration
+//! register. The controller must not panic, and must work again after a reset.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,15 +14,15 @@ use super::{guest_ram, ram_disk};
 
 const RAM: u64 = 1 << 20;
 const REGISTERS: u32 = 0;
-/// Where the admin queues and one pair of I/O queues are.
+/// Addresses of the admin queues and of one pair of I/O queues.
 const ASQ: u64 = 0x1000;
 const ACQ: u64 = 0x2000;
 const SQ: u64 = 0x3000;
 const CQ: u64 = 0x4000;
-/// From here on, memory is what the input says.
+/// From here on, the input sets the memory.
 const DATA: u64 = 0x8000;
 
-/// What the guest does.
+/// A step of the guest.
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// Puts a command on the admin queue.
@@ -33,7 +33,7 @@ enum Step {
     Register(u16, u64, bool),
     /// Writes a register of the Persistent Memory Region.
     Region(u8, u32),
-    /// Sanitize, of whatever kind.
+    /// Sanitize, of any kind.
     Sanitize(u8, bool),
     /// Reads a register.
     Read(u16, bool),
@@ -41,13 +41,13 @@ enum Step {
     Config(u16, u32),
     /// Writes memory.
     Memory(u32, u64),
-    /// Takes a part of memory away from the device.
+    /// Unmaps a part of memory.
     Unmap(u32, u32),
     /// Resets the function.
     Reset,
 }
 
-/// A command whose addresses are more often inside memory than not.
+/// A command whose addresses are usually inside memory.
 #[derive(Arbitrary, Debug)]
 struct Command {
     opcode: u8,
@@ -83,7 +83,7 @@ impl Command {
     }
 }
 
-/// The guest's side: memory, and how far the queues are filled.
+/// The guest's side: memory, and the positions in the queues.
 struct Guest {
     controller: SteppedController,
     memory: File,
@@ -121,7 +121,7 @@ impl Guest {
         csts[0]
     }
 
-    /// From whatever state there is to an enabled controller with one pair of I/O queues.
+    /// Brings the controller from any state to enabled, with one pair of I/O queues.
     fn bring_up(&mut self) {
         self.controller.endpoint.reset().expect("a reset");
         let whole = DmaSpan {
@@ -221,7 +221,7 @@ impl Guest {
     }
 }
 
-/// Create I/O queue 1 of 16 entries, physically contiguous.
+/// Returns a command that creates I/O queue 1 with 16 entries, physically contiguous.
 fn queue_command(opcode: u8, base: u64, cdw11: u32) -> [u8; 64] {
     let mut bytes = [0; 64];
     bytes[0] = opcode;
@@ -231,7 +231,7 @@ fn queue_command(opcode: u8, base: u64, cdw11: u32) -> [u8; 64] {
     bytes
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
     static GUEST: OnceLock<Mutex<Guest>> = OnceLock::new();
@@ -240,7 +240,7 @@ pub fn run(data: &[u8]) {
     guest.bring_up();
     for (number, step) in (0..).zip(&steps) {
         guest.take(step, number);
-        // Registers change faster than the engine looks at them, too.
+        // Registers also change faster than the engine looks at them.
         if number % 4 != 3 {
             guest.controller.work();
         }

@@ -1,6 +1,8 @@
-//! An NVMe controller on disks that fail, beside a model that knows every byte: of the disks, of guest memory, and of what must be on
-//! stable storage. Blocks have 512 or 4096 bytes. Disks fail with EIO, ENOSPC, EMFILE or short, at any of their operations; guest
-//! memory has a hole, so that DMA fails too. Data also lie in a Persistent Memory Region, which comes and goes; Sanitize erases all.
+//! An NVMe controller on disks that fail, compared with a model that knows every byte: of the
+//! disks, of guest memory, and of stable storage. Blocks have 512 or 4096 bytes. Disks fail with
+//! EIO, ENOSPC, EMFILE or short, at any of their operations; guest memory has a hole, so that DMA
+//! fails too. Data also lies in a Persistent Memory Region, which comes and goes; Sanitize erases
+//! everything.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,11 +24,12 @@ use region::{REGION, REGION_BYTES, REGION_PAGES, Registers};
 const REGISTERS: u32 = 0;
 /// Controller Status.
 const CSTS: u64 = 0x1c;
-/// Steps of an input, at most.
+/// Maximum number of steps of an input.
 const STEPS: usize = 32;
 const NAMESPACES: usize = 2;
 
-/// Guest memory: queues, a PRP list, the ranges of a Deallocate, and data. Behind its end nothing is mapped.
+/// Guest memory: queues, a PRP list, the ranges of a Deallocate, and data. After its end nothing is
+/// mapped.
 const RAM: u64 = DATA + PAGES * PAGE;
 const PAGE: u64 = 4096;
 const ASQ: u64 = 0x1000;
@@ -67,7 +70,7 @@ mod status {
 struct Queue {
     tail: u16,
     head: u16,
-    /// The phase of entries that are not new.
+    /// The phase of old entries.
     phase: bool,
 }
 
@@ -76,28 +79,28 @@ struct Bench {
     disks: [Arc<Shared>; NAMESPACES],
     block: u64,
     ram: MemoryFile,
-    /// The file of the Persistent Memory Region, and what its registers hold.
+    /// The file of the Persistent Memory Region, and the values of its registers.
     region_file: File,
     region: Registers,
-    /// What the data part of guest memory holds, and behind that the region.
+    /// Content of the data part of guest memory, followed by that of the region.
     data: Vec<u8>,
-    /// What the disks hold.
+    /// Content of the disks.
     blocks: [Vec<u8>; NAMESPACES],
-    /// Data of this namespace may be lost, as a sync has failed.
+    /// `true` if data of this namespace may be lost, because a sync has failed.
     is_lost: [bool; NAMESPACES],
     write_cache: bool,
     queues: [Queue; 2],
     commands: u16,
 }
 
-/// Where a command's data lie in guest memory: runs of addresses and lengths.
+/// The place of a command's data in guest memory: runs of addresses and lengths.
 struct Layout {
     runs: Vec<(u64, u64)>,
     prps: [u64; 2],
     has_hole: bool,
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     static BENCHES: OnceLock<[Mutex<Bench>; 2]> = OnceLock::new();
     let benches = BENCHES.get_or_init(|| [512, 4096].map(|block| Mutex::new(Bench::new(block))));
@@ -125,7 +128,7 @@ impl Bench {
             cmb_queues: false,
             cmb_legacy: false,
             block_bytes: u32::try_from(block).expect("a block's size"),
-            // There must be one, and no command goes there.
+            // There must be one, and no command addresses it.
             namespaces: vec![Source::Null(4096)],
             ..ram_disk::config()
         };
@@ -167,7 +170,7 @@ impl Bench {
         u32::from_le_bytes(bytes)
     }
 
-    /// The state that every input starts with: all is zero, the queues are there.
+    /// Restores the start state of every input: everything is zero, and the queues exist.
     fn start(&mut self) {
         self.write(REGISTERS, 0x14, &0_u32.to_le_bytes());
         self.controller.work();
@@ -203,7 +206,7 @@ impl Bench {
         assert_eq!(self.execute(0, &queue(1, SQ, 1 << 16 | 1)).0, 0);
     }
 
-    /// Carries out a command; its status code, and dword 0 of its completion.
+    /// Executes a command. Returns its status code, and dword 0 of its completion.
     fn execute(&mut self, queue: usize, command: &Command) -> (u16, u32) {
         self.commands = self.commands.wrapping_add(1);
         let id = self.commands;
@@ -239,7 +242,7 @@ impl Bench {
         ((dw3 >> 17 & 0x7ff) as u16, dw0)
     }
 
-    /// Carries out a step. `None` at the end of the input.
+    /// Executes a step. Returns `None` at the end of the input.
     fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
         let kind = input.u8()?;
         match kind {
@@ -268,7 +271,8 @@ impl Bench {
         Some(())
     }
 
-    /// A command that does not exist, or names no namespace, or is fused: refused without an effect.
+    /// Executes a command that does not exist, or names no namespace, or is fused. It must be
+    /// refused without an effect.
     fn unknown(&mut self, input: &mut Input<'_>) -> Option<()> {
         let [opcode, nsid, fuse] = input.array()?;
         let mut command = Command::new(opcode, nsid.into());
@@ -327,12 +331,12 @@ impl Bench {
         }
     }
 
-    /// How many faults each disk has had.
+    /// Returns the number of faults of each disk.
     fn fired(&self) -> [u64; NAMESPACES] {
         std::array::from_fn(|n| self.disks[n].fired())
     }
 
-    /// Syncs have failed where faults are new.
+    /// Notes that data may be lost on the disks with new faults, whose syncs have failed.
     fn lose(&mut self, before: [u64; NAMESPACES], after: [u64; NAMESPACES]) {
         for (lost, (before, after)) in self.is_lost.iter_mut().zip(before.into_iter().zip(after)) {
             *lost |= before != after;
@@ -366,7 +370,8 @@ impl Bench {
         assert!(known.contains(&code), "{code:#x}");
     }
 
-    /// A command that writes has ended: it has failed if its disk has, or has lost data before.
+    /// Checks the end of a command that writes: it has failed if its disk has, or has lost data
+    /// before.
     fn written(&mut self, work: &Work, code: u16, expected: Vec<u8>, syncs: bool, fired: u64) {
         let n = work.namespace;
         let disk = self.disks[n].clone();
@@ -494,7 +499,7 @@ impl Bench {
         self.written(work, code, vec![0; work.len()], work.fua, fired);
     }
 
-    /// Deallocates up to four ranges, of which one may be beyond the end: then nothing is.
+    /// Deallocates up to four ranges. If one is beyond the end, none is deallocated.
     fn deallocate(&mut self, first: &Work, input: &mut Input<'_>) -> Option<()> {
         let mut ranges = vec![*first];
         let more = input.u8()?;
@@ -540,7 +545,8 @@ impl Bench {
         Some(())
     }
 
-    /// Whether a command that takes data from the host has been refused as it had to be: without an effect.
+    /// Returns `true` if a command that takes data from the host has been refused, which must be
+    /// correct and without an effect.
     fn is_refused(&mut self, work: &Work, layout: &Layout, code: u16, writes: bool) -> bool {
         let n = work.namespace;
         let expected = match () {
@@ -554,7 +560,7 @@ impl Bench {
         true
     }
 
-    /// Where the data of a command lie, with its PRPs in guest memory.
+    /// Lays out the data of a command, with its PRPs in guest memory.
     fn lay_out(&mut self, work: &Work) -> Layout {
         let mut left = work.len() as u64;
         let mut runs = Vec::new();
@@ -586,7 +592,8 @@ impl Bench {
         }
     }
 
-    /// Each page of a command's data is another one; one of them may be where no memory is.
+    /// Returns the page of a command's data. Each is another one, and one may be where no memory
+    /// is.
     fn page(&self, work: &Work, number: u64) -> u64 {
         if work.hole == Some(number) {
             return RAM + 16 * PAGE;
@@ -597,12 +604,13 @@ impl Bench {
         }
     }
 
-    /// Whether commands reach memory at an address of data.
+    /// Returns `true` if commands reach memory at an address of data.
     fn is_there(&self, address: u64) -> bool {
         address < RAM || address >= REGION && self.region.is_open()
     }
 
-    /// The range of the model that has the bytes at an address, if the region is open or they are not of it.
+    /// Returns the range of the model with the bytes at an address, if they are outside the region
+    /// or it is open.
     fn model_range(&self, address: u64, len: u64) -> Option<std::ops::Range<usize>> {
         let at = match address.checked_sub(REGION) {
             Some(at) => PAGES * PAGE + at,
@@ -654,7 +662,8 @@ impl Bench {
     }
 }
 
-/// Whether each byte is the old or the new one. Compares runs first: with coverage a comparison of one byte costs a call.
+/// Returns `true` if each byte is the old or the new one. Compares runs first: with coverage a
+/// comparison of one byte costs a call.
 fn is_mix(found: &[u8], old: &[u8], new: &[u8]) -> bool {
     let runs = |bytes| <[u8]>::chunks(bytes, 256);
     let mut runs = runs(found).zip(runs(old).zip(runs(new)));
@@ -664,7 +673,7 @@ fn is_mix(found: &[u8], old: &[u8], new: &[u8]) -> bool {
     })
 }
 
-/// A range of blocks, and where its data lie.
+/// A range of blocks, and the place of their data.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     namespace: usize,
@@ -674,7 +683,7 @@ struct Work {
     offset: u64,
     first_page: u64,
     stride: u64,
-    /// Which of its pages is not there.
+    /// The missing page, if any.
     hole: Option<u64>,
     fua: bool,
 }
@@ -712,7 +721,7 @@ impl Work {
         self.range().end > DISK
     }
 
-    /// The command without data.
+    /// Returns the command without data.
     fn plain(&self, opcode: u8) -> Command {
         let mut command = Command::new(opcode, self.namespace as u32 + 1);
         command.dwords[0] = self.start as u32;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use peerbar_nvme::{Config, Source};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// One worker, a disk of 1 MiB, a CMB of 2 MiB that takes queues.
+/// Returns one worker, a disk of 1 MiB, and a CMB of 2 MiB that takes queues.
 pub(crate) fn config() -> Config {
     Config {
         serial: "fuzz".to_owned(),
@@ -20,7 +20,8 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// A file in memory for a Persistent Memory Region, and the path by which a server opens it. It may be closed afterwards.
+/// Makes a file in memory for a Persistent Memory Region. Returns it, and a path that a server
+/// opens, after which the file may be closed.
 pub(crate) fn region(bytes: u64) -> (File, PathBuf) {
     let file = memfd_create("region", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&file, bytes).expect("memory");

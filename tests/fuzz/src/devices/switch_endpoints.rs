@@ -1,5 +1,6 @@
-//! Several endpoints that send a switch any messages, with any descriptors, and read what they like: the switch must go on to serve others,
-//! and hold no descriptor of those that have left.
+//! Several endpoints that send arbitrary messages with arbitrary descriptors to a switch, and read
+//! as they like. The switch must continue to serve others, and must not keep descriptors of
+//! endpoints that have left.
 
 use std::fs;
 use std::io::IoSlice;
@@ -121,7 +122,7 @@ impl AnnouncedWindow {
     }
 }
 
-/// The switch, which serves all runs.
+/// Returns the switch, which serves all runs.
 fn switch() -> &'static PathBuf {
     static SWITCH: OnceLock<PathBuf> = OnceLock::new();
     SWITCH.get_or_init(|| {
@@ -155,7 +156,7 @@ impl Endpoint {
         Self(socket)
     }
 
-    /// Fails if the switch has hung up, or reads too little.
+    /// Sends a message. Fails if the switch has hung up, or reads too little.
     fn send(&self, message: &Message) {
         let packet = message.encode();
         let descriptors = packet.descriptors.iter().map(|fd| fd.as_fd());
@@ -174,7 +175,7 @@ impl Endpoint {
         }
     }
 
-    /// The next message, which must come.
+    /// Returns the next message, which must come.
     fn expect(&self) -> Message {
         let deadline = Some(Instant::now() + LONG);
         let received = Message::receive_until(&self.0, &mut Message::space(), deadline);
@@ -242,7 +243,8 @@ impl Endpoint {
     }
 }
 
-/// An endpoint that keeps to the protocol is let in; it, and where the switch counts changes.
+/// Attaches an endpoint that keeps to the protocol. Returns it, and the switch's counter of
+/// changes.
 fn welcomed() -> (Endpoint, fs::File) {
     let honest = Endpoint::connect();
     honest.send(&Message::Hello {
@@ -255,7 +257,7 @@ fn welcomed() -> (Endpoint, fs::File) {
     }
 }
 
-/// An endpoint that keeps to the protocol gets on, and learns of all changes.
+/// Checks that an endpoint that keeps to the protocol is served, and learns of all changes.
 fn check_served() {
     let (honest, changes) = welcomed();
     honest.send(&Message::Announce {
@@ -285,7 +287,7 @@ fn check_served() {
     assert_eq!(announced, Some(1));
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     static SERVER: Server = Server::new(
         || drop(welcomed()),

@@ -1,5 +1,6 @@
-//! A client that sends messages and bytes of any kind to a controller's session, with descriptors of any kind, and goes on to
-//! change what it has handed over: the server must end the session or go on, and must not panic, hang or leak a descriptor.
+//! A client that sends arbitrary messages and bytes, with any descriptors, to a controller's
+//! session, and continues to change what it has handed over. The server must end the session or go
+//! on, and must not panic, hang or leak a descriptor.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -24,16 +25,16 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use super::ram_disk;
 
-/// How long a descriptor that a session has had may be open after its end.
+/// Time limit to close a session's descriptors after its end.
 const TIME_OUT: Duration = Duration::from_secs(20);
 const REGISTERS: u32 = 0;
 
-/// What the client does.
+/// A step of the client.
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Sends any bytes, whatever they are.
+    /// Sends arbitrary bytes.
     Bytes(Vec<u8>, Vec<Kind>),
-    /// Sends a message whose header is right.
+    /// Sends a message with a valid header.
     Message(u8, bool, Vec<u8>, Vec<Kind>),
     /// DMA_MAP.
     Map(u8, u32, Span, Vec<Kind>),
@@ -47,24 +48,24 @@ enum Step {
     Read(u8, u16, u16),
     /// REGION_WRITE.
     Write(u8, u16, u64),
-    /// Enables the controller, its admin queues at 0x1000 and 0x2000.
+    /// Enables the controller, with its admin queues at 0x1000 and 0x2000.
     Enable,
     /// DEVICE_RESET.
     Reset,
-    /// Gives something that is handed over another length.
+    /// Changes the length of something that is handed over.
     Resize(u8, u16),
-    /// Writes into something that is handed over, without ever waiting for it.
+    /// Writes into something that is handed over, without ever blocking.
     Fill(u8, u64),
 }
 
-/// A span that is more often small and low than not.
+/// A span that is usually small and low.
 #[derive(Arbitrary, Debug)]
 enum Span {
     Pages(u8, u8),
     Any(u64, u64),
 }
 
-/// What a descriptor leads to.
+/// The kind of a descriptor's file.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Kind {
     SealedMemory,
@@ -136,7 +137,7 @@ impl Kind {
     }
 }
 
-/// A file of a file system, without a name.
+/// Returns a file of a file system, without a name.
 fn temporary_file() -> Result<File, Errno> {
     let folder = std::env::temp_dir();
     let flags = OFlags::TMPFILE | OFlags::RDWR;
@@ -152,7 +153,7 @@ struct Client {
 }
 
 impl Client {
-    /// False once the server has hung up.
+    /// Executes a step. Returns `false` once the server has hung up.
     fn carry_out(&mut self, step: &Step) -> bool {
         match step {
             Step::Bytes(bytes, kinds) => self.send(bytes, kinds),
@@ -209,7 +210,7 @@ impl Client {
             Step::Reset => self.message(13, 0, &[], &[]),
             Step::Resize(which, kilobytes) => {
                 if let Some((_, fd)) = self.which(*which) {
-                    // Fails for what has no length, or is sealed.
+                    // Fails for something that has no length, or is sealed.
                     let _ = rustix::fs::ftruncate(fd, u64::from(*kilobytes) << 10);
                 }
                 true
@@ -221,7 +222,7 @@ impl Client {
                 });
                 if let Some((_, fd)) = fillable {
                     let set = |flags| rustix::fs::fcntl_setfl(fd, flags);
-                    // As far as it can be written without waiting.
+                    // As much as can be written without blocking.
                     let _ = set(OFlags::NONBLOCK)
                         .and_then(|()| rustix::io::write(fd, &value.to_ne_bytes()))
                         .and_then(|_| set(OFlags::empty()));
@@ -278,7 +279,7 @@ impl Client {
         true
     }
 
-    /// Takes what the server has sent so far, so that it never waits for this client.
+    /// Takes the server's output so far, so that it never waits for this client.
     fn take_replies(&self) {
         let mut replies = [0; 4096];
         while recv(&self.stream, &mut replies, RecvFlags::DONTWAIT).is_ok_and(|(some, _)| some > 0)
@@ -304,10 +305,10 @@ fn quads(quads: &[u64]) -> Vec<u8> {
     quads.iter().flat_map(|quad| quad.to_le_bytes()).collect()
 }
 
-/// A thread in which a controller serves one session after the other.
+/// A thread with a controller that serves one session after the other.
 struct Sessions {
     streams: Sender<UnixStream>,
-    /// Has a message once the controller is there, and at each session's end.
+    /// Gets a message once the controller exists, and at each session's end.
     ended: Receiver<()>,
 }
 
@@ -325,7 +326,7 @@ fn sessions() -> &'static Mutex<Sessions> {
             let options = Options::new(Stop::new().expect("an eventfd"));
             end.send(()).expect("it is waited for");
             for stream in next {
-                // The session ends by itself, well or badly.
+                // The session ends by itself, successfully or not.
                 let _ = serve(stream, &mut controller.endpoint, &options);
                 end.send(()).expect("it is waited for");
             }
@@ -339,7 +340,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
-/// Carries out the steps that `data` describes.
+/// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
     let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
     let sessions = sessions().lock().expect("no earlier panic");
@@ -360,7 +361,7 @@ pub fn run(data: &[u8]) {
     let _ = client.stream.read_to_end(&mut Vec::new());
     sessions.ended.recv().expect("a session that ends");
     drop(client);
-    // A thread of its own closes what may wait for others, soon.
+    // A separate thread soon closes the files that may block.
     let end = Instant::now() + TIME_OUT;
     while descriptors() > before {
         assert!(Instant::now() < end, "a descriptor has leaked");

@@ -1,5 +1,5 @@
-//! Configuration space, written by a guest in any way: what is read-only stays, windows keep to the size of their BAR, and a reset
-//! leads to the state of the start.
+//! Configuration space, written arbitrarily by a guest: read-only bits stay, windows keep to the
+//! size of their BAR, and a reset restores the initial state.
 
 use std::sync::OnceLock;
 
@@ -20,12 +20,13 @@ const MSI_X: MsiX = MsiX {
     table: 0x2000,
     pending: 0x3000,
 };
-/// The firmware's, which a reset keeps.
+/// Belongs to the firmware. A reset keeps it.
 const INTERRUPT_LINE: usize = 0x3c;
 /// Vendor and device, and revision and class.
 const READ_ONLY: [std::ops::Range<usize>; 3] = [0..4, 8..12, 0x2c..0x30];
 
-/// Carries out accesses: 2 bytes of offset, whose upper 4 bits say how many are written, then those.
+/// Executes accesses: 2 bytes of offset, whose upper 4 bits are the number of bytes to write,
+/// followed by those.
 pub fn run(mut data: &[u8]) {
     let mut space = space();
     while let Some((access, rest)) = data.split_first_chunk::<2>() {

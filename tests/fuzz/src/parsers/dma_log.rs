@@ -1,5 +1,5 @@
-//! The vendor log page of DMA counters, which a program in the guest reads out of a device: what is read is written as a page that
-//! reads the same.
+//! The vendor log page of DMA counters, which a program in the guest reads from a device. A page
+//! that is parsed and encoded again parses to the same.
 
 use peerbar_dma_log::{encode, parse};
 

@@ -1,5 +1,5 @@
-//! Messages between a host and a guest about a program: what is read is written as something that reads the same, and the reader
-//! asks for as many bytes as the message has.
+//! Messages between a host and a guest about a program. A message that is parsed and encoded again
+//! parses to the same, and the reader asks for as many bytes as the message has.
 
 use std::fmt::Debug;
 
@@ -16,7 +16,7 @@ pub fn run(data: &[u8]) {
     let mut rest = data;
     while let Some(message) = HostMessage::read_from(&mut rest).ok().flatten() {
         if let HostMessage::Start(request) = &message {
-            // Judged by the guest before it starts anything.
+            // The guest checks it before it starts anything.
             let _ = request.check();
         }
         let mut written = Vec::new();
@@ -31,7 +31,7 @@ fn same<M: Debug>(message: &M, again: Result<Option<M>, MessageError>) {
     assert_eq!(format!("{message:?}"), format!("{again:?}"));
 }
 
-/// A reader that never takes more than it is asked to, as the client is.
+/// Reads without ever taking more than it is asked to, as the client does.
 fn ask_for_the_rest(data: &[u8]) {
     let mut have = 0;
     loop {

@@ -1,5 +1,6 @@
-//! A packet between an adapter and its fabric: a message that is taken is encoded as one that is taken, with as many descriptors. One that
-//! may have descriptors takes as many as it may, and never more.
+//! A packet between an adapter and its fabric. An accepted message is encoded as one that is
+//! accepted, with as many descriptors. A message that may have descriptors takes as many as it may,
+//! and never more.
 
 use peerbar_fabric::{MAX_DESCRIPTORS, Message, WireError};
 

@@ -1,4 +1,5 @@
-//! A rule for impairments, as the control socket and the command line take it: what is taken is written as what is taken as the same.
+//! A rule for impairments, from the control socket or the command line. An accepted rule is printed
+//! as a text that is accepted as the same rule.
 
 use peerbar_fabric::Impairment;
 

@@ -1,4 +1,4 @@
-//! The text of a fault rule: one that is taken is printed as a text that means the same.
+//! The text of a fault rule. An accepted rule is printed as a text with the same meaning.
 
 use peerbar_fault::Rule;
 

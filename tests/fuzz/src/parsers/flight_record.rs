@@ -1,15 +1,16 @@
-//! A flight record, as another user's run or a killed device leaves it: read, followed and judged without a panic, and with no more
-//! records than it has room for.
+//! A flight record, as another user's run or a killed device leaves it: it is read, followed and
+//! checked without a panic, and with no more records than fit in it.
 //!
-//! An input is the header's first 192 bytes, then records. The harness adds the rest of the header, and to every record that has a
-//! sequence number its checksum: a fuzzer does not find one by itself. A record with bit 7 of its last byte set keeps what it has.
+//! An input is the header's first 192 bytes, then records. The harness adds the rest of the header,
+//! and the checksum to every record that has a sequence number, because a fuzzer does not find one
+//! by itself. A record with bit 7 of its last byte set keeps its checksum.
 
 use peerbar_flight::{Flight, History, Sanitizer, shared};
 
 /// Of the file: header, and one record.
 const HEADER: usize = 4096;
 const RECORD: usize = 64;
-/// How much of the header an input has, and where in a record its checksum is.
+/// Bytes of the header in an input, and the place of the checksum in a record.
 const START: usize = 192;
 const CHECK: std::ops::Range<usize> = 20..24;
 
@@ -30,7 +31,7 @@ pub fn run(data: &[u8]) {
     let (findings, judged) = Sanitizer::of(&flight);
     let history = History::of(&flight);
     assert_eq!(judged.mappings.len(), history.mappings.len());
-    // A mapping whose middle is unmapped is one still.
+    // A mapping whose middle is unmapped is still a mapping.
     let current = history
         .mappings
         .iter()
@@ -49,7 +50,7 @@ pub fn run(data: &[u8]) {
             .expect("a mapping's number");
         assert!(range.start() <= range.end());
     }
-    // Each of them names what it is about.
+    // Each of them names its subject.
     assert!(findings.iter().all(|found| found.kind.to_string() != ""));
     drop(shared(&[&history, &judged], 1 << 16));
 }

@@ -1,4 +1,5 @@
-//! Words of people and of guests: placeholders, sizes, time limits, kernel releases, lines of a trace.
+//! Words of people and of guests: placeholders, sizes, time limits, kernel releases, lines of a
+//! trace.
 
 use peerbar_report::{Size, Timeout, TraceLine, fill_in};
 use peerbar_rule::{Release, Vendor};

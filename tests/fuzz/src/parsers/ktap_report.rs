@@ -1,9 +1,9 @@
-//! The agent's report, as the guest sends it: the same lines and the same verdict however its bytes are cut, and a line that is
-//! printed reads as itself.
+//! The agent's report, as the guest sends it. The lines and the verdict do not depend on how its
+//! bytes are cut, and a printed line parses to itself.
 
 use peerbar_report::KtapReader;
 
-/// Reads `data`. Its first byte says where it is cut.
+/// Reads `data`. Its first byte determines the cut.
 pub fn run(data: &[u8]) {
     let Some((&cut, report)) = data.split_first() else {
         return;
@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
     let piece = usize::from(cut >> 1).max(1);
     let pieces = report.chunks(piece).flat_map(|piece| in_pieces.feed(piece));
     let pieces: Vec<_> = pieces.collect();
-    // If they differ, the text decides, as NaN is not equal to itself.
+    // If they differ, the text decides, because NaN is not equal to itself.
     if pieces != lines {
         assert_eq!(format!("{pieces:?}"), format!("{lines:?}"));
     }

@@ -1,4 +1,4 @@
-//! What a program in the guest prints as its report, KTAP or TAP.
+//! The report that a program prints in the guest, KTAP or TAP.
 
 use peerbar_report::{Nested, ProgramReport, Subtest};
 
@@ -14,7 +14,7 @@ pub fn run(data: &[u8]) {
     if report.results.is_empty() && report.skipped.is_none() {
         assert!(report.complaint().is_some(), "nothing ran, and it passes");
     }
-    // It reads the tree once more.
+    // It walks the tree again.
     let _ = report.skipped();
 }
 

@@ -1,4 +1,4 @@
-//! A scenario file, of one guest or of several: read, or refused with the line that is wrong.
+//! A scenario file of one guest or of several: it is parsed, or refused with the wrong line.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The scenario of each guest.
+/// Returns the scenario of each guest.
 fn read(path: &Path, text: &str) -> Result<Vec<Scenario>, ScenarioError> {
     match GuestGroup::parse_interactive(path, text)? {
         Some(group) => {

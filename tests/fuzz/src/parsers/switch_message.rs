@@ -1,4 +1,5 @@
-//! A packet between an endpoint and its switch: a message that is taken is encoded as one that is taken, with as many descriptors.
+//! A packet between an endpoint and its switch. An accepted message is encoded as one that is
+//! accepted, with as many descriptors.
 
 use peerbar_switch::{Message, WireError};
 

@@ -1,14 +1,17 @@
-//! A stream of vfio-user messages: cut into the same messages however its bytes come.
+//! A stream of vfio-user messages: it is cut into the same messages regardless of how its bytes
+//! arrive.
 
 use peerbar_vfio_user::{Deframer, Descriptors, FramingError, Payload};
 
 /// The longest payload that is kept.
 const LIMIT: usize = 128;
 
-/// The most receptions of a stream: byte by byte, a long one takes several hundred times as long as a short one.
+/// Maximum number of receptions of a stream: byte by byte, a long one takes several hundred times
+/// as long as a short one.
 const RECEPTIONS: usize = 64;
 
-/// Reads `data`. Its first byte says how much comes at once, if that takes at most 64 receptions.
+/// Reads `data`. Its first byte is the number of bytes that arrive at once, if that takes at most
+/// 64 receptions.
 pub fn run(data: &[u8]) {
     let Some((&at_once, stream)) = data.split_first() else {
         return;
@@ -18,7 +21,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(messages(stream, least.max(at_once.into())), whole);
 }
 
-/// The messages by command and payload, and what is wrong with the end of the stream.
+/// Returns the messages by command and payload, and the error at the end of the stream.
 fn messages(mut stream: &[u8], at_once: usize) -> (Vec<(u16, Payload)>, Option<String>) {
     let mut deframer = Deframer::new(LIMIT);
     let mut seen = Vec::new();

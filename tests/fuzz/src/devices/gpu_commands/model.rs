@@ -1,4 +1,4 @@
-//! What the GPU's interface says of commands (`devices/gpu/INTERFACE.md`), on plain vectors.
+//! A model of the GPU's commands (`devices/gpu/INTERFACE.md`), on plain vectors.
 
 use crate::devices::gpu_bench::VRAM;
 use crate::input::Input;
@@ -6,17 +6,17 @@ use crate::input::Input;
 pub(super) const ENTRY_BYTES: usize = 128;
 pub(super) const PAGE: u64 = 4096;
 pub(super) const PAGES: u64 = 16;
-/// Guest memory, and where the GPU sees it.
+/// Guest memory, and its bus address.
 pub(super) const RAM: u64 = PAGES * PAGE;
 pub(super) const RAM_AT: u64 = 0x10_0000;
-/// Where the rings are, which the model does not know.
+/// Address of the rings, which are not in the model.
 pub(super) const RINGS_AT: u64 = 0x7777_0000_0000;
 
 /// Bytes of each operand in a step of the engine.
 const STEP: u64 = 256 << 10;
 const LENGTH_LIMIT: u64 = 1 << 30;
 const THREAD_LIMIT: u64 = 1 << 24;
-/// Threads of the model, which are slow.
+/// Maximum number of threads in the model, which is slow.
 const THREADS: u64 = 4096;
 
 const WRITE_WORD: u8 = 6;
@@ -30,7 +30,7 @@ const BAD_COMMAND: u8 = 4;
 const TOO_LONG: u8 = 6;
 pub(super) const TIME_OUT: u8 = 7;
 
-/// Where a range starts.
+/// The start of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Space {
     /// An offset in VRAM.
@@ -46,7 +46,7 @@ enum Address {
     Bus(u64),
 }
 
-/// A command that fails, and what it has perhaps written in part.
+/// A failed command, and the data that it may have written in part.
 pub(super) struct BadCommand {
     pub(super) code: u8,
     pub(super) written: Option<(Space, Vec<u8>)>,
@@ -74,7 +74,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// A command whose addresses are near memory and whose lengths are small.
+    /// Returns a command whose addresses are near memory and whose lengths are small.
     pub(super) fn made_of(input: &mut Input<'_>) -> Option<Self> {
         // The last of each do not exist.
         let opcode = [0, 1, 2, 3, 4, 5, WRITE_WORD, WAIT, 8][usize::from(input.u8()? % 9)];
@@ -116,7 +116,8 @@ impl Entry {
             (_, 3) => operands[1] = length,
             _ => operands[1] = value,
         }
-        // Seldom more threads to a block than there may be, and seldom many: each thread of an addition is a read and a write.
+        // Rarely more threads to a block than are allowed, and rarely many: each thread of an
+        // addition is a read and a write.
         let block = if block < 0xf0 { block & 0xf } else { block * 5 };
         let grid = if block <= 0xf { grid } else { grid & 3 };
         operands[11..].copy_from_slice(&[grid, block]);
@@ -131,7 +132,8 @@ impl Entry {
         })
     }
 
-    /// Any command, but for one that reaches the rings, takes long or waits for another device.
+    /// Returns any command, except one that reaches the rings, takes long or waits for another
+    /// device.
     pub(super) fn raw(input: &mut Input<'_>) -> Option<Self> {
         let mut entry = Self {
             opcode: input.u8()?,
@@ -155,7 +157,7 @@ impl Entry {
         (are_far && is_short && !waits).then_some(entry)
     }
 
-    /// A wait without a time limit of its own.
+    /// Returns a wait without a separate time limit.
     pub(super) fn wait(input: &mut Input<'_>) -> Option<Self> {
         let mut entry = Self::made_of(input)?;
         let wanted = input.u64()?;
@@ -166,7 +168,7 @@ impl Entry {
         Some(entry)
     }
 
-    /// A write of the word that this waits for, where there may be one.
+    /// Returns a write of the word that this waits for, at a possible address.
     pub(super) fn awaited_write(&self) -> Self {
         let [word, wanted, size, ..] = self.operands;
         let mut entry = Self {
@@ -192,7 +194,7 @@ impl Entry {
         bytes
     }
 
-    /// Whether it writes sums of f32, which are not the same bit for bit if they are NaN.
+    /// Returns `true` if it writes sums of f32, whose bits may differ if they are NaN.
     pub(super) fn writes_floats(&self) -> bool {
         self.opcode == 5 && self.kernel < 2
     }
@@ -205,7 +207,7 @@ impl Entry {
         }
     }
 
-    /// A count of elements of `bytes` bytes each.
+    /// Returns a count of elements of `bytes` bytes each.
     fn count(&self, operand: usize, bytes: u64) -> Result<u64, u8> {
         let count = self.operands[operand];
         if count > LENGTH_LIMIT / bytes {
@@ -239,7 +241,7 @@ impl Entry {
     }
 }
 
-/// An address that is more often in memory than not: at VRAM's start or end, or around guest memory.
+/// Returns an address that is usually in memory: at VRAM's start or end, or around guest memory.
 fn near(number: u16, in_vram: bool) -> u64 {
     let number = u64::from(number);
     match (in_vram, number & 0x8000) {
@@ -249,7 +251,7 @@ fn near(number: u16, in_vram: bool) -> u64 {
     }
 }
 
-/// What a decoded command does.
+/// A decoded command.
 enum Operation {
     Nop,
     Copy(Address, Address, u64),
@@ -327,20 +329,20 @@ fn launch(entry: &Entry) -> Result<Operation, u8> {
     })
 }
 
-/// VRAM and guest memory, as they should be.
+/// The expected content of VRAM and guest memory.
 pub(super) struct Memories {
     vram: Vec<u8>,
     ram: Vec<u8>,
-    /// Which pages of guest memory the GPU reaches.
+    /// Pages of guest memory that the GPU reaches.
     present: [bool; PAGES as usize],
-    /// Where the last command wrote f32.
+    /// The range of f32 that the last command wrote.
     pub(super) floats: Option<(Space, usize)>,
-    /// What may be other than zero.
+    /// Ranges that may be other than zero.
     touched: Vec<(Space, usize)>,
 }
 
 impl Memories {
-    /// Nothing of guest memory is there yet.
+    /// Makes memories without a page of guest memory.
     pub(super) fn new() -> Self {
         Self {
             vram: vec![0; VRAM as usize],
@@ -351,13 +353,13 @@ impl Memories {
         }
     }
 
-    /// Gives or takes a page of guest memory; whether that changes anything.
+    /// Maps or unmaps a page of guest memory. Returns `false` if it was so already.
     pub(super) fn set_page(&mut self, page: u64, present: bool) -> bool {
         let known = &mut self.present[page as usize];
         std::mem::replace(known, present) != present
     }
 
-    /// Makes all memory zero; what is to be written for that.
+    /// Sets all memory to zero. Returns the ranges to write for that.
     pub(super) fn clear(&mut self) -> Vec<(Space, &[u8])> {
         for (start, len) in std::mem::take(&mut self.touched) {
             self.at(start, len).fill(0);
@@ -367,7 +369,7 @@ impl Memories {
         touched.iter().map(bytes).collect()
     }
 
-    /// Everything that may be other than zero.
+    /// Returns everything that may be other than zero.
     pub(super) fn touched(&self) -> impl Iterator<Item = (Space, &[u8])> {
         let touched = self.touched.iter();
         touched.map(|(start, len)| (*start, self.slice(*start, *len)))
@@ -380,7 +382,7 @@ impl Memories {
         }
     }
 
-    /// A range, to change it.
+    /// Returns a range, to change it.
     pub(super) fn at(&mut self, start: Space, len: usize) -> &mut [u8] {
         if self.touched.last() != Some(&(start, len)) {
             self.touched.push((start, len));
@@ -391,7 +393,7 @@ impl Memories {
         }
     }
 
-    /// Whether a command is a wait for what its word is not.
+    /// Returns `true` if a command waits for a value that its word does not have.
     pub(super) fn is_in_vain(&mut self, entry: &Entry) -> bool {
         let is_possible = |fence: Option<Address>| fence.is_none_or(|at| check(at, 16).is_ok());
         let fence = entry.fence().is_ok_and(is_possible);
@@ -400,7 +402,7 @@ impl Memories {
         fence && outcome.is_err_and(|bad| bad.code == TIME_OUT)
     }
 
-    /// Carries out a command with its fence.
+    /// Executes a command with its fence.
     pub(super) fn execute(&mut self, entry: &Entry) -> Result<(), BadCommand> {
         let operation = decode(entry)?;
         let fence = entry.fence()?;
@@ -568,7 +570,7 @@ impl Memories {
         Ok(())
     }
 
-    /// The offset in guest memory of a bus address, if all pages are there.
+    /// Returns the offset in guest memory of a bus address, if all pages are there.
     fn reach(&self, address: u64, len: u64) -> Option<u64> {
         let at = address.checked_sub(RAM_AT)?;
         let end = at.checked_add(len).filter(|end| *end <= RAM)?;
@@ -577,7 +579,7 @@ impl Memories {
     }
 }
 
-/// A write to guest memory that fails: some of its pages may be written.
+/// Returns the failure of a write to guest memory, which may have written some of its pages.
 fn half_written(address: u64, data: &[u8]) -> BadCommand {
     let end = address.saturating_add(data.len() as u64);
     let inside = address.max(RAM_AT)..end.min(RAM_AT + RAM);
@@ -590,7 +592,7 @@ fn half_written(address: u64, data: &[u8]) -> BadCommand {
     BadCommand { code: DMA, written }
 }
 
-/// Whether a range is inside VRAM, or inside the address space.
+/// Fails unless a range is inside VRAM, or inside the address space.
 fn check(address: Address, len: u64) -> Result<(), u8> {
     match address {
         Address::Vram(at) if at.checked_add(len).is_none_or(|end| end > VRAM) => Err(VRAM_RANGE),
@@ -606,7 +608,7 @@ fn after(address: Address, bytes: u64) -> Address {
     }
 }
 
-/// Start and length of each step, of which there is one at least.
+/// Returns start and length of each step. There is at least one.
 fn steps(length: u64) -> impl Iterator<Item = (u64, u64)> {
     let starts = (0..length.max(1)).step_by(STEP as usize);
     starts.map(move |start| (start, (length - start).min(STEP)))

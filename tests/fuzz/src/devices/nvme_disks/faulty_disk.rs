@@ -1,4 +1,4 @@
-//! A disk in memory that fails on request, and remembers what is on stable storage.
+//! A disk in memory that fails on request, and remembers the content of its stable storage.
 
 use std::io;
 use std::ops::Range;
@@ -13,7 +13,7 @@ const EIO: i32 = 5;
 const EMFILE: i32 = 24;
 const ENOSPC: i32 = 28;
 
-/// How an operation fails.
+/// The failure of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// With this errno, without an effect.
@@ -35,15 +35,15 @@ impl Kind {
 
 struct State {
     bytes: Vec<u8>,
-    /// Something was written since the last flush.
+    /// `true` if something was written since the last flush.
     is_dirty: bool,
-    /// How many operations succeed before one fails, and how.
+    /// The number of operations before one fails, and its failure.
     plan: Option<(u8, Kind)>,
     fired: u64,
     has_failed_to_flush: bool,
 }
 
-/// A disk, as the test and the controller share it.
+/// A disk that the test and the controller share.
 pub(super) struct Shared(Mutex<State>);
 
 impl Default for Shared {
@@ -63,7 +63,7 @@ impl Shared {
         self.0.lock().expect("no earlier failure")
     }
 
-    /// All is zero, nothing is to fail.
+    /// Sets everything to zero, without a plan to fail.
     pub(super) fn clear(&self) {
         let mut state = self.lock();
         state.bytes.fill(0);
@@ -76,12 +76,12 @@ impl Shared {
         self.lock().plan = Some((operations, kind));
     }
 
-    /// Forgets what was to fail.
+    /// Cancels the plan to fail.
     pub(super) fn fail_never(&self) {
         self.lock().plan = None;
     }
 
-    /// How many operations have failed.
+    /// Returns the number of failed operations.
     pub(super) fn fired(&self) -> u64 {
         self.lock().fired
     }
@@ -104,7 +104,7 @@ impl Shared {
 }
 
 impl State {
-    /// Whether this operation fails, and how.
+    /// Returns the failure of this operation, or `None` if it succeeds.
     fn next(&mut self) -> Option<Kind> {
         let (left, kind) = self.plan?;
         match left.checked_sub(1) {
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// How many of `len` bytes an operation does, and how it ends.
+    /// Returns how many of `len` bytes an operation transfers, and its result.
     fn outcome(&mut self, len: usize, short: io::ErrorKind) -> (usize, io::Result<()>) {
         match self.next() {
             None => (len, Ok(())),
@@ -130,7 +130,7 @@ impl State {
     }
 }
 
-/// The disk as the controller has it.
+/// The controller's view of the disk.
 pub(super) struct FaultyDisk(pub(super) Arc<Shared>);
 
 impl Disk for FaultyDisk {

@@ -1,4 +1,5 @@
-//! Steps with the Persistent Memory Region, which is also where data of commands may lie, and with Sanitize, which erases it.
+//! Steps with the Persistent Memory Region, which may also contain data of commands, and with
+//! Sanitize, which erases it.
 
 use peerbar_nvme_spec::command::admin::SanitizeControl;
 use peerbar_nvme_spec::log::SanitizeState;
@@ -8,20 +9,20 @@ use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
 use super::{Bench, Command, NAMESPACES, PAGE, PAGES, RANGES, READ, REGISTERS, is_mix, status};
 use crate::input::Input;
 
-/// Where commands find the region, and how much of it they use.
+/// Address of the region for commands, and the part of it that they use.
 pub(super) const REGION: u64 = 0x70_0000_0000;
 pub(super) const REGION_PAGES: u64 = 4;
 pub(super) const REGION_BYTES: u64 = 2 << 20;
 
-/// CMSE: commands find the region at the base address.
+/// CMSE: commands reach the region at the base address.
 const ENABLED: u64 = 2;
-/// The region does not fit behind it.
+/// The region does not fit there.
 const LAST_PAGE: u64 = !0xfff;
 
 const GET_LOG_PAGE: u8 = 2;
 const SANITIZE: u8 = 0x84;
 
-/// What the guest has written to the region's registers.
+/// The region's registers, as the guest wrote them.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Registers {
     is_enabled: bool,
@@ -29,7 +30,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// Whether commands reach the region at [`REGION`].
+    /// Returns `true` if commands reach the region at [`REGION`].
     pub(super) fn is_open(self) -> bool {
         self.is_enabled && self.space == REGION | ENABLED
     }
@@ -53,7 +54,7 @@ impl Bench {
         assert_eq!(self.register(PMRSTS), registers.status());
     }
 
-    /// The guest changes the region's registers, or what is in it.
+    /// Changes the region's registers or its content, as the guest.
     pub(super) fn change_region(&mut self, input: &mut Input<'_>) -> Option<()> {
         let [choice, page, seed] = input.array()?;
         let mut registers = self.region;
@@ -68,7 +69,7 @@ impl Bench {
             5 => registers.space = LAST_PAGE | ENABLED,
             6 => registers.space = REGION,
             7 => registers = Registers::default(),
-            // The guest has it mapped.
+            // The guest has mapped it.
             _ if registers.is_enabled => {
                 let at = REGION + u64::from(page) % REGION_PAGES * PAGE;
                 let bytes = vec![seed; PAGE as usize];
@@ -82,7 +83,8 @@ impl Bench {
         Some(())
     }
 
-    /// Sanitize, after which all is zero; or it has failed, and nothing may be read before that is mended.
+    /// Executes Sanitize. Afterwards everything is zero; or it has failed, and no read is allowed
+    /// before that is repaired.
     pub(super) fn sanitize(&mut self, input: &mut Input<'_>) -> Option<()> {
         let choice = input.u8()?;
         let action = match choice & 7 {
@@ -133,7 +135,8 @@ impl Bench {
         Some(())
     }
 
-    /// After a failure no command reads; what ends that depends on how the operation was asked for.
+    /// Leaves the state after a failure, in which no command reads. The way out depends on the
+    /// operation's request.
     fn leave_failure_mode(&mut self, unrestricted: bool) {
         assert_eq!(self.read_first_block(), status::SANITIZE_FAILED);
         let control = SanitizeControl::new();
@@ -143,7 +146,7 @@ impl Bench {
             return assert_eq!(left, 0);
         }
         assert_eq!(left, status::SANITIZE_FAILED);
-        // Only an operation that succeeds ends it, on disks that work.
+        // Only a successful operation ends it, on disks that work.
         for (disk, blocks) in self.disks.iter().zip(&mut self.blocks) {
             disk.clear();
             blocks.fill(0);
@@ -161,7 +164,7 @@ impl Bench {
         self.execute(0, &command).0
     }
 
-    /// Status of the last operation, and what it was asked for.
+    /// Returns the status and the request of the last operation.
     fn last_sanitize(&mut self) -> (u8, SanitizeControl) {
         let mut command = Command::new(GET_LOG_PAGE, 0);
         command.prps = [RANGES, 0];
@@ -175,7 +178,7 @@ impl Bench {
         (state & 7, control)
     }
 
-    /// The status code of a read of the first block, without a fault of the disk.
+    /// Returns the status code of a read of the first block, without a fault of the disk.
     fn read_first_block(&mut self) -> u16 {
         self.disks[0].fail_never();
         let mut command = Command::new(READ, 1);
