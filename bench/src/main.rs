@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    peerbar_server_log::log_without_limit("warn");
+    peerbar_host::server_log::log_without_limit("warn");
     let measured = run::run(&cli::Cli::parse().suite);
     measured.unwrap_or_else(|failure| failure.report())
 }

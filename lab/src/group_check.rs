@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerbar_exec::ProgramRequest;
 use peerbar_rdma_end::{
     Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Permitted, REFUSE_BYTES, Way, in_one_line,
     refuse,
 };
+use peerbar_report::exec::ProgramRequest;
 use peerbar_report::{
     Measure, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest, Verdict, inference, size_range,
 };

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use peerbar_exec::{
+use peerbar_report::exec::{
     GuestMessage, HostMessage, INPUT_WINDOW, MessageError, PORT, ProgramEnd, ProgramRequest,
     RequestError, TerminalSize,
 };

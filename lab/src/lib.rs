@@ -130,8 +130,8 @@ pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
 pub use lab_options::LabOptions;
 // The parameters and results of a lab's methods, so that a test needs no other crate of this
 // project.
-pub use peerbar_exec::{ProgramRequest, TerminalSize};
 pub use peerbar_flight::{Event, Flight, FlightError, Header, Record};
+pub use peerbar_report::exec::{ProgramRequest, TerminalSize};
 pub use peerbar_report::{
     Check, Completer, DeviceCounters, Direction, HostFolder, Measure, Rdma, RdmaChain, RdmaLost,
     RdmaMemory, RdmaRefused, Route, Subtest, Verdict,

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use peerbar_exec::GuestMessage;
+use peerbar_report::exec::GuestMessage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
@@ -161,7 +161,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
-    use peerbar_exec::{HostMessage, ProgramEnd, ProgramRequest};
+    use peerbar_report::exec::{HostMessage, ProgramEnd, ProgramRequest};
 
     use super::*;
     use crate::guest_program::tests::guest;

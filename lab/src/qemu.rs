@@ -6,8 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure};
-use peerbar_exec::HOST_TAG;
 use peerbar_images::SANDBOX;
+use peerbar_report::exec::HOST_TAG;
 use peerbar_report::{HostFolder, Mount, PORT, TRACE_PORT};
 use serde_json::json;
 

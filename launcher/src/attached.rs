@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_exec::HOST_FOLDER;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::SCENARIO;
@@ -18,6 +17,7 @@ use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::started::Started;
 use peerbar_lab::terminal::say;
+use peerbar_report::exec::HOST_FOLDER;
 
 /// Longest wait for an event.
 const ATTENDED: Duration = Duration::from_secs(3600);

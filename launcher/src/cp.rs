@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
-use peerbar_exec::{GuestMessage, ProgramEnd, ProgramRequest};
 use peerbar_images::{Progress, Unit};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_program::{GuestProgram, ProgramError, socket_of};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::size::{Size, human};
 use peerbar_lab::terminal::printable;
+use peerbar_report::exec::{GuestMessage, ProgramEnd, ProgramRequest};
 
 use crate::attached::naming;
 use crate::guest_folder::GuestName;

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use peerbar_exec::{HOST_FOLDER, ProgramRequest};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::guest_program::{GuestProgram, ProgramError};
@@ -17,6 +16,7 @@ use peerbar_lab::limited::Limited;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::size::Size;
 use peerbar_lab::terminal::{printable, say};
+use peerbar_report::exec::{HOST_FOLDER, ProgramRequest};
 use peerbar_report::{HostFolder, Inventory};
 
 use crate::guest_session::{self, InGuest};

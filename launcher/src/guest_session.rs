@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use peerbar_exec::HOST_FOLDER;
 use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_access::GuestAccess;
@@ -15,6 +14,7 @@ use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{printable, say};
 use peerbar_lab::{FinishedLab, LabError, LabOptions};
+use peerbar_report::exec::HOST_FOLDER;
 
 use crate::attached::in_running_guest;
 use crate::completion;

@@ -49,7 +49,7 @@ use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     completion::answer();
-    peerbar_server_log::log_without_limit("warn");
+    peerbar_host::server_log::log_without_limit("warn");
     let result = match Cli::of_process().command {
         Command::Run(options) => series::run(&options),
         Command::Shell(options) => exec::shell(&options),

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use anyhow::Context;
-use peerbar_exec::{GuestMessage, TerminalSize};
 use peerbar_lab::guest_program::{GuestProgram, ProgramError};
+use peerbar_report::exec::{GuestMessage, TerminalSize};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdin, stdout};
@@ -298,7 +298,7 @@ mod tests {
             worked.send(()).unwrap();
             let _ = ended.recv();
         });
-        let request = peerbar_exec::ProgramRequest::new(["x"]);
+        let request = peerbar_report::exec::ProgramRequest::new(["x"]);
         let program = GuestProgram::start(&path, &request).unwrap();
         is_at_work.recv().unwrap();
         let (signals, mut numbers) = UnixStream::pair().unwrap();

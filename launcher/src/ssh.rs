@@ -12,12 +12,12 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use peerbar_exec::ProgramRequest;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_program::{GuestProgram, socket_of};
 use peerbar_lab::qemu::VSOCK;
 use peerbar_lab::socket_folder::SSH;
 use peerbar_lab::terminal::print;
+use peerbar_report::exec::ProgramRequest;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::dry_run::quoted;

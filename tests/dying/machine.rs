@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use peerbar_exec::{GuestMessage, ProgramRequest};
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::guest_program::GuestProgram;
 use peerbar_lab::scenario::{GpuBuilder, NvmeBuilder, Scenario, ScenarioBuilder};
@@ -14,6 +13,7 @@ use peerbar_lab::survivors::Survivors;
 use peerbar_lab::verdict::Ending;
 use peerbar_lab::{Lab, LabError, LabOptions};
 use peerbar_report::HostFolder;
+use peerbar_report::exec::{GuestMessage, ProgramRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::load::Said;

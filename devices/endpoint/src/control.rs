@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use peerbar_dma::Requester;
 use peerbar_fault::Rule;
-use peerbar_socket_file::line_server::{LineServer, LineServerError, in_force};
+use peerbar_host::socket_file::line_server::{LineServer, LineServerError, in_force};
 
 /// Makes the control socket at `path`, which accepts rules for the faults of `requester`'s
 /// function.

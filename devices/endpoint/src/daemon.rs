@@ -4,9 +4,9 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use peerbar_host::server_log::ServerLog;
 use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, FileAccess, SandboxError, ServerKind};
-use peerbar_server_log::ServerLog;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

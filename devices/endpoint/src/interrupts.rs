@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use peerbar_dma::{Origin, Requester};
-use peerbar_eventfd::{Event, Signaller};
 use peerbar_fault::{Action, Kind};
+use peerbar_host::eventfd::{Event, Signaller};
 use peerbar_pci::{InterruptMode, Interrupts};
 use peerbar_vfio_user::IrqAction;
 use rustix::io::Errno;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_fault::{AddError, Faults, Rule};
+use peerbar_host::socket_file::line_server::{LineServer, LineServerError};
+use peerbar_host::{Size, SizeError};
 use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, SandboxOptions};
-use peerbar_size::{Size, SizeError};
-use peerbar_socket_file::line_server::{LineServer, LineServerError};
 use peerbar_switch::AttachError;
 use thiserror::Error;
 
@@ -138,7 +138,7 @@ impl LinkOptions {
 
 /// A size in bytes that a file of settings may leave out (`#[serde(with)]`).
 pub mod optional_size {
-    use peerbar_size::Size;
+    use peerbar_host::Size;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     /// Writes the size as [`Size`] is shown.

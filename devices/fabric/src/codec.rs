@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use peerbar_socket_file::packets::contents::{self, ContentsError};
-use peerbar_socket_file::packets::{self, Packet};
+use peerbar_host::socket_file::packets::contents::{self, ContentsError};
+use peerbar_host::socket_file::packets::{self, Packet};
 use thiserror::Error;
 
 use crate::limits::{MAX_DESCRIPTORS, MAX_NAME, MAX_PACKET};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use peerbar_socket_file::line_server::{LineServer, LineServerError, in_force};
+use peerbar_host::socket_file::line_server::{LineServer, LineServerError, in_force};
 
 use crate::impairment::Impairment;
 use crate::impairments::Impairments;

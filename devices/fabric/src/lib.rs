@@ -81,8 +81,8 @@ pub use limits::{
 pub use link::{Link, LinkSender, PacketHandler, Reply};
 pub use link_statistics::LinkStatistics;
 pub use message::{Body, Incarnation, Message, Refusal};
-pub use peerbar_socket_file::BindError;
-pub use peerbar_socket_file::packets::Packet;
+pub use peerbar_host::socket_file::BindError;
+pub use peerbar_host::socket_file::packets::Packet;
 pub use record::Record;
 pub use request::{RequestError, SendError};
 pub use server::{ServeError, serve};

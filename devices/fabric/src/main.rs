@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use peerbar_fabric::{Config, Impairment, Record, serve};
+use peerbar_host::server_log::ServerLog;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
-use peerbar_server_log::ServerLog;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 

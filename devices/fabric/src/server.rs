@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use peerbar_socket_file::BindError;
-use peerbar_socket_file::line_server::LineServerError;
-use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, unguessable};
+use peerbar_host::socket_file::BindError;
+use peerbar_host::socket_file::line_server::LineServerError;
+use peerbar_host::socket_file::packets::{
+    Listener, Message as _, Ready, ReceiveError, unguessable,
+};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use thiserror::Error;

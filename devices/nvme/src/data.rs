@@ -416,7 +416,7 @@ mod tests {
 
     use super::*;
     use crate::job::Work;
-    use peerbar_eventfd::EventFd;
+    use peerbar_host::eventfd::EventFd;
 
     const TIMEOUT: Duration = Duration::from_secs(20);
     const RAM_BYTES: u64 = 0x1_0000;

@@ -8,7 +8,7 @@ mod host {
     pub(crate) use parking_lot::{Mutex, MutexGuard};
     pub(crate) use peerbar_dma::MemoryFile;
 
-    pub(crate) use peerbar_eventfd::EventFd;
+    pub(crate) use peerbar_host::eventfd::EventFd;
 }
 
 #[cfg(feature = "loom")]

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use peerbar_socket_file::descriptors::discard;
-use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
+use peerbar_host::socket_file::descriptors::discard;
+use peerbar_host::socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::io::Errno;
 
 use crate::limits::MAX_REQUESTS;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use peerbar_socket_file::packets::{self, Message as _};
+use peerbar_host::socket_file::packets::{self, Message as _};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;

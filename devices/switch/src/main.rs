@@ -9,8 +9,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
+use peerbar_host::server_log::ServerLog;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
-use peerbar_server_log::ServerLog;
 use peerbar_switch::{BridgeSocket, BusRange, Config, LinkMode, serve};
 use rustix::net::SocketType;
 use rustix::net::sockopt::socket_type;

@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use peerbar_socket_file::packets::contents::{self, ContentsError};
-use peerbar_socket_file::packets::{self, Packet};
+use peerbar_host::socket_file::packets::contents::{self, ContentsError};
+use peerbar_host::socket_file::packets::{self, Packet};
 use thiserror::Error;
 
 use crate::limits::{MAX_DATA, MAX_NAME, MAX_PACKET, MAX_WINDOWS};

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use peerbar_dma::{ChangeCount, MemoryError};
-use peerbar_socket_file::BindError;
-use peerbar_socket_file::exhaustion::BACK_OFF;
-use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, unguessable};
+use peerbar_host::socket_file::BindError;
+use peerbar_host::socket_file::exhaustion::BACK_OFF;
+use peerbar_host::socket_file::packets::{
+    Listener, Message as _, Ready, ReceiveError, unguessable,
+};
 use rustix::io::Errno;
 use thiserror::Error;
 

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use peerbar_socket_file::packets::{self, Message as _, ReceiveError};
+use peerbar_host::socket_file::packets::{self, Message as _, ReceiveError};
 use rustix::io::Errno;
 use thiserror::Error;
 

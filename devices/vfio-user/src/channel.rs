@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use peerbar_eventfd::EventFd;
+use peerbar_host::eventfd::EventFd;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 

@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use peerbar_socket_file::descriptors::MAX_DESCRIPTORS;
+use peerbar_host::socket_file::descriptors::MAX_DESCRIPTORS;
 use thiserror::Error;
 use zerocopy::FromBytes;
 

@@ -63,9 +63,9 @@ pub use device::{
 };
 pub use framing::{Deframer, Descriptors, FramingError, Message, Payload};
 pub use listener::{ListenError, Listener};
-pub use peerbar_eventfd::Event;
-pub use peerbar_socket_file::BindError;
-pub use peerbar_socket_file::descriptors::MAX_DESCRIPTORS;
+pub use peerbar_host::eventfd::Event;
+pub use peerbar_host::socket_file::BindError;
+pub use peerbar_host::socket_file::descriptors::MAX_DESCRIPTORS;
 pub use request_error::RequestError;
 pub use server::{Options, SessionError, serve};
 pub use socket::{Received, receive, send};

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use peerbar_socket_file::exhaustion::{BACK_OFF, is_exhaustion};
-use peerbar_socket_file::{BindError, SocketFile};
+use peerbar_host::socket_file::exhaustion::{BACK_OFF, is_exhaustion};
+use peerbar_host::socket_file::{BindError, SocketFile};
 use rustix::net::SocketType;
 use thiserror::Error;
 

@@ -6,8 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerbar_eventfd::EventFd;
-use peerbar_socket_file::descriptors::discard;
+use peerbar_host::eventfd::EventFd;
+use peerbar_host::socket_file::descriptors::discard;
 use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::little_endian::U32;

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use peerbar_socket_file::descriptors;
+use peerbar_host::socket_file::descriptors;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::ReturnFlags;

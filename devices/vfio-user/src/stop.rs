@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use peerbar_eventfd::EventFd;
+use peerbar_host::eventfd::EventFd;
 use rustix::io::Errno;
 
 /// Ends a [`Listener`](crate::Listener) and its session, from any thread. All clones refer to the

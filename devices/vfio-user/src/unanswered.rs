@@ -5,7 +5,7 @@
 //! lock, so the guest is stopped. QEMU 11.1 also aborts if one of its messages is unread when the
 //! socket of the server closes: its next read fails with ECONNRESET, for which `vfio_user_recv_hdr`
 //! sets an error that qio has already set (hw/vfio-user/proxy.c). So the process that cleans up
-//! after a server ([`peerbar_socket_file::SocketFile::hold`]) answers in its place, and empties the
+//! after a server ([`peerbar_host::socket_file::SocketFile::hold`]) answers in its place, and empties the
 //! socket.
 //!
 //! Limits: a request gets two answers if the server was killed just after it had sent its own. A
@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use peerbar_socket_file::descriptors;
+use peerbar_host::socket_file::descriptors;
 use rustix::event::PollFlags;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, retry_on_intr};

@@ -1,6 +1,6 @@
 //! The negotiation at the start of a session (vfio-user, VERSION).
 
-use peerbar_socket_file::descriptors::MAX_DESCRIPTORS;
+use peerbar_host::socket_file::descriptors::MAX_DESCRIPTORS;
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
 use zerocopy::little_endian::U16;

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use peerbar_dma::{LentGuestMemory, LentRegion, MemoryError, MemoryPool};
-use peerbar_eventfd::{Event, Signaller};
+use peerbar_host::eventfd::{Event, Signaller};
 use virtio_queue::{Error as QueueError, Reader, Writer};
 use vm_memory::GuestMemoryBackend;
 use vm_memory::bitmap::BitmapSlice;

@@ -10,9 +10,9 @@ use std::thread;
 
 use anyhow::Context;
 use clap::Parser;
+use peerbar_host::server_log::ServerLog;
+use peerbar_host::socket_file::SocketFile;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
-use peerbar_server_log::ServerLog;
-use peerbar_socket_file::SocketFile;
 use peerbar_vsock::{Listening, serve};
 use rustix::net::SocketType;
 use signal_hook::consts::{SIGINT, SIGTERM};

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
-use peerbar_socket_file::{PeerError, SocketFile};
+use peerbar_host::socket_file::{PeerError, SocketFile};
 use rustix::event::{Timespec, epoll};
 
 use crate::connection::{Over, VsockConnection};

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use peerbar_dma::{LentGuestMemory, LentRegion};
-use peerbar_eventfd::Event;
+use peerbar_host::eventfd::Event;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,

@@ -1,7 +1,7 @@
 //! One queue of the device: its ring in the guest's memory, and the eventfds of both directions.
 
 use peerbar_dma::LentGuestMemory;
-use peerbar_eventfd::{Event, Signaller};
+use peerbar_host::eventfd::{Event, Signaller};
 use virtio_queue::{DescriptorChain, Error as QueueError, Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 

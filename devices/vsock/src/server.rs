@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use peerbar_dma::MemoryError;
-use peerbar_eventfd::{Event, Signaller};
-use peerbar_socket_file::SocketFile;
-use peerbar_socket_file::exhaustion::{BACK_OFF, is_exhaustion};
+use peerbar_host::eventfd::{Event, Signaller};
+use peerbar_host::socket_file::SocketFile;
+use peerbar_host::socket_file::exhaustion::{BACK_OFF, is_exhaustion};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thiserror::Error;

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::Context;
+use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, Command, Gpu, ImportedBuffer};
-use peerbar_mapping::Mapping;
 use peerbar_pattern::Pattern;
 
 use crate::counters::TrafficWatch;

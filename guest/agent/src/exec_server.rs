@@ -16,8 +16,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use peerbar_exec::{GuestMessage, HOST_FOLDER, HOST_TAG, HostMessage, PORT, ProgramRequest};
 use peerbar_report::HostFolder;
+use peerbar_report::exec::{
+    GuestMessage, HOST_FOLDER, HOST_TAG, HostMessage, PORT, ProgramRequest,
+};
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream};
 
 use crate::modules::Modules;

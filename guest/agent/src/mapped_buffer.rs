@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use anyhow::{Context, bail};
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 /// Memory that the kernel reads files into and writes files from.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_report::VfioBackend;
 use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, DmaSpace, VfioDevice};
 

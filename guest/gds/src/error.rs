@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use peerbar_mapping::OutOfBounds;
+use crate::OutOfBounds;
 use thiserror::Error as ThisError;
 
 use crate::{Direction, Fault};

@@ -15,6 +15,7 @@
 mod check;
 mod counters;
 mod evidence;
+pub mod exec;
 mod kernel_warnings;
 mod ktap;
 mod measure;
@@ -40,7 +41,7 @@ pub use ktap::{
 };
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
-pub use peerbar_size::{Size, SizeError};
+pub use peerbar_host::{Size, SizeError};
 pub use placeholder::{fill_in, unknown_placeholder};
 pub use plan::{Gpu, HostFolder, Module, Mount, Nic, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail, ensure};
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Stores `byte` at `offset`. Returns `false` if the memory behind the mapping is gone.

@@ -15,8 +15,8 @@ use peerbar_agent::dma_buf_importer::{Import, Importer, Kind};
 use peerbar_agent::gpus;
 use peerbar_agent::guest_context::GuestContext;
 use peerbar_agent::pci_function::PciFunction;
+use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
-use peerbar_mapping::Mapping;
 use peerbar_report::Buffer as With;
 
 use crate::expect::{driver_refused, refused};

@@ -4,8 +4,8 @@ use std::os::unix::process::ExitStatusExt;
 
 use anyhow::{Context, ensure};
 use peerbar_agent::gpus;
+use peerbar_gds::Mapping;
 use peerbar_gds::{Gpu, Kernel};
-use peerbar_mapping::Mapping;
 
 use crate::expect::{refused, take_all};
 use crate::fork::in_child;

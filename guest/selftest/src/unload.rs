@@ -8,8 +8,8 @@ use anyhow::{Context, bail, ensure};
 use peerbar_agent::gpus;
 use peerbar_agent::guest_context::GuestContext;
 use peerbar_agent::modules::DIRECTORY;
+use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, Error, FileOptions, Gpu};
-use peerbar_mapping::Mapping;
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 

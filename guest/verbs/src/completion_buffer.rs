@@ -13,7 +13,7 @@ use peerbar_efa_spec::completion::{
     QueueType,
 };
 use peerbar_efa_spec::work::Operation;
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::completion::wait;
 use crate::uverbs::{self, Value};

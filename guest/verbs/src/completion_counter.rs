@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::uverbs::{self, BufferDescription, Value};
 use crate::{Context, Error, QueuePair, Result};

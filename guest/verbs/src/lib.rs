@@ -5,7 +5,7 @@
 //! use std::rc::Rc;
 //! use std::time::Duration;
 //!
-//! use peerbar_mapping::Mapping;
+//! use peerbar_gds::Mapping;
 //! use peerbar_verbs::{AccessFlags, AddressHandle, Context, Operation, Peer, ProtectionDomain, QueuePair, Region};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::layout::Mr;
 use crate::{AccessFlags, Error, Local, ProtectionDomain, Remote, Result};

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::binding::Binding;
 use crate::device::VfioDevice;

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::address_space::AddressSpace;
 use crate::error::{Error, Result};

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_nvme_driver::DmaMemory;
 
 use crate::address_space::AddressSpace;

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::binding::Binding;
 use crate::error::Result;

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_nvme_driver::Registers;
 
 use crate::device::{BarRange, VfioDevice};

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 
 use crate::binding::Binding;
 use crate::error::{Error, Result};

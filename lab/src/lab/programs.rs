@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::{Context, anyhow};
-use peerbar_exec::ProgramRequest;
+use peerbar_report::exec::ProgramRequest;
 
 use super::{Lab, ProgramOutput};
 use crate::debugger::NO_LIMIT;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 use peerbar_efa_spec::completion::CompletionDoorbell;
-use peerbar_eventfd::EventFd;
+use peerbar_host::eventfd::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

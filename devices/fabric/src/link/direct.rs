@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use peerbar_socket_file::descriptors::discard;
-use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
+use peerbar_host::socket_file::descriptors::discard;
+use peerbar_host::socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};

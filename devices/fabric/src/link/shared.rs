@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use peerbar_eventfd::EventFd;
-use peerbar_socket_file::descriptors::Sockets;
-use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
+use peerbar_host::eventfd::EventFd;
+use peerbar_host::socket_file::descriptors::Sockets;
+use peerbar_host::socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};

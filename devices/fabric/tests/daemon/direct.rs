@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use peerbar_fabric::{Body, Gid, Incarnation, Message};
-use peerbar_socket_file::packets::ReceiveError;
+use peerbar_host::socket_file::packets::ReceiveError;
 use peerbar_test_daemon::Daemon;
 use rustix::process::Signal;
 

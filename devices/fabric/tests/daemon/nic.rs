@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use peerbar_eventfd::EventFd;
+use peerbar_host::eventfd::EventFd;
 
 use peerbar_fabric::{
     Attachment, Gid, Link, LinkSender, PacketHandler, Reply, RequestError, SendError,

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use peerbar_fabric::{Body, Gid, Incarnation, Message, PROTOCOL};
-use peerbar_socket_file::descriptors::{Sockets, send, wait_until};
-use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
+use peerbar_host::socket_file::descriptors::{Sockets, send, wait_until};
+use peerbar_host::socket_file::packets::{Message as _, ReceiveError, connection};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};

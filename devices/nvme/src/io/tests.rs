@@ -14,7 +14,7 @@ use super::*;
 use crate::namespace::Backend;
 use crate::namespace::Namespace;
 use crate::namespace::{FileBackend, RamBackend};
-use peerbar_eventfd::EventFd;
+use peerbar_host::eventfd::EventFd;
 
 const RAM_BYTES: u64 = 0x1_0000;
 

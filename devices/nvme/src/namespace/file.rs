@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_file_ring::RingFile;
-use peerbar_socket_file::file_lock;
+use peerbar_host::socket_file::file_lock;
 use rustix::io::Errno;
 use thiserror::Error;
 

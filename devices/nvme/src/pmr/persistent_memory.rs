@@ -12,7 +12,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use parking_lot::Mutex;
 use peerbar_dma::{MemoryError, MemoryFile};
-use peerbar_socket_file::file_lock;
+use peerbar_host::socket_file::file_lock;
 use rustix::fs::{FallocateFlags, FsWord, fallocate, fstatfs};
 use rustix::io::Errno;
 use strum::FromRepr;

@@ -27,7 +27,7 @@ fn unpoisoned<G>(result: LockResult<G>) -> G {
     result.unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// See `peerbar_eventfd::EventFd`.
+/// See `peerbar_host::eventfd::EventFd`.
 pub(crate) struct EventFd {
     signalled: Mutex<bool>,
     changed: Condvar,

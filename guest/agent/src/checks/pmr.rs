@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use peerbar_gds::ImportedBuffer;
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_nvme_driver::Registers;
 use peerbar_nvme_spec::pmr::{Pmrcap, Pmrsts};
 use peerbar_nvme_spec::registers::Cap;

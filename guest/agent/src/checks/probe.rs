@@ -14,8 +14,8 @@ use std::fs::File;
 use std::io;
 
 use anyhow::{Context, ensure};
+use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer};
-use peerbar_mapping::Mapping;
 
 use self::user_driven::UserDriven;
 use super::vfio_nvme::TakenDevices;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_report::{Measure, VfioAlias, VfioBackend};
 use peerbar_vfio_nvme::{Direction, DmaSpace, RegisterAccess};
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_nvme_driver::Completion;
 use peerbar_report::{Measure, QueueLocation, VfioBackend, VfioOrder};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 
 use anyhow::ensure;
-use peerbar_exec::INPUT_WINDOW;
+use peerbar_report::exec::INPUT_WINDOW;
 
 /// Input on its way to a program, limited by the window that the host observes.
 #[derive(Debug, Default)]

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use parking_lot::Mutex;
-use peerbar_eventfd::EventFd;
-use peerbar_exec::{GuestMessage, HostMessage, INPUT_WINDOW, ProgramEnd, ProgramRequest};
+use peerbar_host::eventfd::EventFd;
+use peerbar_report::exec::{GuestMessage, HostMessage, INPUT_WINDOW, ProgramEnd, ProgramRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, ioctl_tiocsctty, kill_process_group, pidfd_open, setsid,

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_verbs::{
     AccessFlags, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain,
     QueuePair, Region, Status,

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
+use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
-use peerbar_mapping::Mapping;
 use peerbar_verbs::{AccessFlags, CompletionMemory, ProtectionDomain, Region};
 
 /// Page size of the guest.

@@ -15,8 +15,8 @@ use peerbar_fabric::{
     Body, Config, Gid, Impairment, Incarnation, MAX_DESCRIPTORS, Message, PROTOCOL, WireError,
     serve,
 };
-use peerbar_socket_file::descriptors::{Sockets, send};
-use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
+use peerbar_host::socket_file::descriptors::{Sockets, send};
+use peerbar_host::socket_file::packets::{Message as _, ReceiveError, connection};
 
 use super::hostile_clients::{LONG, Server};
 use crate::descriptors::descriptors;

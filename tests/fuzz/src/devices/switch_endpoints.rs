@@ -13,8 +13,8 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use arbitrary::{Arbitrary, Unstructured};
-use peerbar_socket_file::descriptors::send;
-use peerbar_socket_file::packets::{Message as _, ReceiveError};
+use peerbar_host::socket_file::descriptors::send;
+use peerbar_host::socket_file::packets::{Message as _, ReceiveError};
 use peerbar_switch::{
     BarBacking, BarWindow, BusRange, Config, Descriptor, LinkTiming, Message, PROTOCOL, PortId,
     serve,

@@ -13,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use arbitrary::{Arbitrary, Unstructured};
+use peerbar_host::socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
 use peerbar_nvme::{Config, Controller};
-use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
 use peerbar_vfio_user::{CONFIG_REGION, Options, Stop, serve};
 use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, inotify};

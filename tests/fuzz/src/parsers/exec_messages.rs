@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use peerbar_exec::{GuestMessage, HostMessage, MessageError};
+use peerbar_report::exec::{GuestMessage, HostMessage, MessageError};
 
 /// Reads `data` as the messages of either side.
 pub fn run(data: &[u8]) {

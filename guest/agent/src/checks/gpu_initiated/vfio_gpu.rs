@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{GpuInitiated, VfioBackend};
 use peerbar_vfio_nvme::{BarRange, Binding, Disk, DmaSpace, QueueDoorbells};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use peerbar_mapping::Mapping;
+use peerbar_gds::Mapping;
 use peerbar_report::VfioBackend;
 use peerbar_vfio_nvme::{Direction as Data, Disk, DmaSpace, RegisterAccess};
 

@@ -5,8 +5,8 @@ use std::io::{self, Read, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::frame::{self, MessageError};
-use crate::request::{ProgramRequest, TerminalSize};
+use crate::exec::frame::{self, MessageError};
+use crate::exec::request::{ProgramRequest, TerminalSize};
 
 /// Kind of a frame with JSON.
 const JSON: u8 = 0;
@@ -168,7 +168,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::LONGEST_FRAME;
+    use crate::exec::LONGEST_FRAME;
 
     fn host_messages() -> Vec<HostMessage> {
         let size = TerminalSize {

@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstat, statx};
 use rustix::net::sockopt::{set_socket_linger, socket_domain};
 use rustix::net::{AddressFamily, Shutdown, shutdown};
 
-use crate::descriptors::{self, MOST_PACKETS};
+use crate::socket_file::descriptors::{self, MOST_PACKETS};
 
 /// Descriptors of one connection that may wait to be closed before no more of them are passed on.
 pub(crate) const MOST: usize = 64;

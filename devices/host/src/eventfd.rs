@@ -3,7 +3,6 @@
 //! [`EventFd`] belongs to the process. [`Event`] belongs to a client, and [`Signaller`] signals it.
 //! The latter two never wait, even though the client shares the eventfd's counter and flags and can
 //! change them.
-#![forbid(unsafe_code)]
 
 mod event;
 mod event_fd;

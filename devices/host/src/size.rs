@@ -1,5 +1,4 @@
 //! Byte counts as scenarios and command lines have them: `4K`, `64M`.
-#![forbid(unsafe_code)]
 
 use std::fmt;
 use std::str::FromStr;

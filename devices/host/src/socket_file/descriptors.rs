@@ -17,8 +17,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
-pub use crate::closing::Sockets;
-use crate::closing::{self, Kind};
+pub use crate::socket_file::closing::Sockets;
+use crate::socket_file::closing::{self, Kind};
 
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;

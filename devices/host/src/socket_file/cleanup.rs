@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
 use rustix::io::{Errno, read, retry_on_intr, write};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
-use crate::{descriptors, file_lock};
+use crate::socket_file::{descriptors, file_lock};
 
 /// Time for which the process waits for the lock of the folder, and the server's end with it. After
 /// that the file stays: it is stale, and the next server replaces it.
@@ -182,7 +182,7 @@ mod tests {
     use rustix::process::{Pid, Signal, kill_process};
 
     use super::*;
-    use crate::{BindError, SocketFile};
+    use crate::socket_file::{BindError, SocketFile};
 
     fn make(path: &Path) -> Result<(SocketFile, OwnedFd), BindError> {
         SocketFile::make(path, SocketType::STREAM, 1)

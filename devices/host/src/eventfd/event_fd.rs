@@ -6,10 +6,10 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use crate::event;
+use crate::eventfd::event;
 
 /// An eventfd(2) of the process, with which its threads and the kernel end a wait, now or later. No
-/// other process may have it: an eventfd from a client is an [`Event`](crate::Event).
+/// other process may have it: an eventfd from a client is an [`Event`](crate::eventfd::Event).
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 

@@ -18,8 +18,8 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-use crate::descriptors::{self, Sockets, wait_until};
-use crate::{BindError, SocketFile, exhaustion};
+use crate::socket_file::descriptors::{self, Sockets, wait_until};
+use crate::socket_file::{BindError, SocketFile, exhaustion};
 
 /// A packet on the wire.
 #[derive(Clone, Debug, Default)]

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use thiserror::Error;
 
-use crate::exhaustion::{BACK_OFF, is_exhaustion};
-use crate::{BindError, SocketFile};
+use crate::socket_file::exhaustion::{BACK_OFF, is_exhaustion};
+use crate::socket_file::{BindError, SocketFile};
 
 /// The longest line in bytes.
 pub const LONGEST_LINE: usize = 512;

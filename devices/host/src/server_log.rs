@@ -9,7 +9,6 @@
 //! The log, like other files of a program, may reach the size limit of `ulimit -f`. SIGXFSZ, which
 //! would then end the process without a message, is handled, so that a write fails with EFBIG
 //! instead (setrlimit(2), RLIMIT_FSIZE).
-#![forbid(unsafe_code)]
 
 mod rate_limit;
 mod stderr_logger;
@@ -18,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::rate_limit::RateLimit;
-use crate::stderr_logger::StderrLogger;
+use crate::server_log::rate_limit::RateLimit;
+use crate::server_log::stderr_logger::StderrLogger;
 
 /// Warnings and errors that a line of the code logs in an interval.
 pub const BURST: u32 = 10;

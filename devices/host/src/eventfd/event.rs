@@ -11,7 +11,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 /// The client shares the open file description and its flags, so it can make a read(2) or a
 /// write(2) of it block at any moment, with or without O_NONBLOCK. [`Event::take`] never waits. A
 /// device signals the eventfd by means that do not wait either, such as the completion of an
-/// asynchronous operation (IORING_REGISTER_EVENTFD, or [`crate::Signaller`]).
+/// asynchronous operation (IORING_REGISTER_EVENTFD, or [`crate::eventfd::Signaller`]).
 #[derive(Debug)]
 pub struct Event(OwnedFd);
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use log::{Level, Log, Metadata, Record};
 use parking_lot::Mutex;
 
-use crate::{BURST, INTERVAL};
+use crate::server_log::{BURST, INTERVAL};
 
 /// A line of the code: file and number.
 type SourceLine = (&'static str, u32);

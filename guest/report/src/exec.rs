@@ -12,9 +12,8 @@
 //! program wait, as a pipe does.
 //!
 //! A message is a frame: its kind in one byte, the length of its content in four (little-endian),
-//! the content. Input and output are bytes; everything else is JSON.
 
-#![forbid(unsafe_code)]
+//! the content. Input and output are bytes; everything else is JSON.
 
 mod frame;
 mod message;

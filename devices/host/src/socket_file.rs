@@ -3,7 +3,6 @@
 //! but never the file of a live one, nor any other file. A child process removes it when its server
 //! ends, and ends the connection of a server that was killed. Only its owner may connect, which
 //! [`SocketFile::check_peer`] checks once more.
-#![deny(unsafe_code)]
 
 mod cleanup;
 mod closing;
@@ -31,7 +30,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 use thiserror::Error;
 
-use crate::cleanup::Cleanup;
+use crate::socket_file::cleanup::Cleanup;
 
 /// The longest path that fits into a socket address (unix(7)).
 const LONGEST_PATH: usize = 107;
