@@ -42,7 +42,7 @@ const TIME_OUT: Duration = Duration::from_secs(30);
 type Host = Controller<DeviceClient, BusMemory>;
 
 /// A disk and a peer below a switch.
-struct Scene {
+struct Fixture {
     // First, so that it is dropped before the servers and does not see their end.
     peer: Peer,
     client: DeviceClient,
@@ -54,7 +54,7 @@ struct Scene {
     _folder: TempDir,
 }
 
-impl Scene {
+impl Fixture {
     fn start(link: Option<&str>, poll: &str) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
         let words: Vec<&str> = link.into_iter().flat_map(|link| ["--link", link]).collect();
@@ -178,13 +178,13 @@ fn completion<R: Registers>(queue: &mut QueuePair<R, BusMemory>) -> anyhow::Resu
 }
 
 /// Peer and host write and read in turn, each by its own queue.
-fn transfer_in_turn(scene: &mut Scene) -> anyhow::Result<()> {
-    let mut queue = scene.peer_queue(2)?;
-    let memory = scene.peer.memory.clone();
+fn transfer_in_turn(fixture: &mut Fixture) -> anyhow::Result<()> {
+    let mut queue = fixture.peer_queue(2)?;
+    let memory = fixture.peer.memory.clone();
     let data = PEER + (1 << 20);
     for round in 0..ROUNDS {
         let stamp = 1 + u64::from(round) * COUNT;
-        scene.check_host(stamp)?;
+        fixture.check_host(stamp)?;
         let content = blocks(stamp);
         memory.write(data, &vec![0xff; content.len()])?;
         run(&mut queue, &memory, READ, data)?;
@@ -199,48 +199,48 @@ fn transfer_in_turn(scene: &mut Scene) -> anyhow::Result<()> {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn peer_drives_its_queues_beside_those_of_the_host() {
-    let mut scene = Scene::start(None, ADAPTIVE).unwrap();
-    transfer_in_turn(&mut scene).unwrap();
-    let written = scene.recorded().unwrap();
+    let mut fixture = Fixture::start(None, ADAPTIVE).unwrap();
+    transfer_in_turn(&mut fixture).unwrap();
+    let written = fixture.recorded().unwrap();
     let offsets: Vec<u64> = written.iter().map(|write| write.offset).collect();
     // The tail and the head of queue 2, for a Read and a Write.
     let expected = [0x1010, 0x1014].repeat(2 * usize::from(ROUNDS));
     assert_eq!(offsets, expected);
     let peers: Vec<u32> = written.iter().map(|write| write.peer).collect();
     assert!(peers.iter().all(|peer| *peer == peers[0] && *peer > 0));
-    scene.end().unwrap();
+    fixture.end().unwrap();
 }
 
 /// A disk that always polls lends its doorbells.
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn peer_rings_a_polling_disk_without_a_message() {
-    let mut scene = Scene::start(None, ALWAYS).unwrap();
-    transfer_in_turn(&mut scene).unwrap();
-    assert_eq!(scene.recorded().unwrap(), []);
-    let registers = scene.peer.registers(DOORS);
+    let mut fixture = Fixture::start(None, ALWAYS).unwrap();
+    transfer_in_turn(&mut fixture).unwrap();
+    assert_eq!(fixture.recorded().unwrap(), []);
+    let registers = fixture.peer.registers(DOORS);
     registers.write_register(0x3000, &[0; 4]).unwrap();
     assert_eq!(
-        scene.recorded().unwrap().len(),
+        fixture.recorded().unwrap().len(),
         1,
         "no doorbell: by message"
     );
     // Values that no queue can have, in all doorbells.
     let junk = [0xff; 0x208];
     for stamp in 0..10 {
-        let requester = &scene.peer.requester;
+        let requester = &fixture.peer.requester;
         requester
             .write(Purpose::Payload, DOORS + 0x1000, &junk)
             .unwrap();
-        scene.check_host(10 + stamp).unwrap();
+        fixture.check_host(10 + stamp).unwrap();
     }
     let rung = |registers: &PeerRegisters| registers.write_register(0x1010, &[0; 4]);
     rung(&registers).unwrap();
-    scene.client.set_register_bar(DOORS + (1 << 32)).unwrap();
+    fixture.client.set_register_bar(DOORS + (1 << 32)).unwrap();
     assert!(rung(&registers).is_err(), "the window has moved");
-    scene.peer.set_mastering(false).unwrap();
-    assert!(rung(&scene.peer.registers(DOORS + (1 << 32))).is_err());
-    scene.end().unwrap();
+    fixture.peer.set_mastering(false).unwrap();
+    assert!(rung(&fixture.peer.registers(DOORS + (1 << 32))).is_err());
+    fixture.end().unwrap();
 }
 
 /// The GPU's engine sleeps, so a doorbell of a peer must be more than a store.
@@ -289,10 +289,10 @@ fn peer_wakes_a_gpu_that_sleeps() {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn hostile_peer_neither_stops_nor_fools_the_disk() {
-    let mut scene = Scene::start(None, ADAPTIVE).unwrap();
-    let mut queue = scene.peer_queue(2).unwrap();
-    scene.check_host(1).unwrap();
-    let requester = scene.peer.requester.clone();
+    let mut fixture = Fixture::start(None, ADAPTIVE).unwrap();
+    let mut queue = fixture.peer_queue(2).unwrap();
+    fixture.check_host(1).unwrap();
+    let requester = fixture.peer.requester.clone();
     let word = |offset, value| {
         let value = RegisterValue::Word(value);
         requester.write_register(Origin::Device, DOORS + offset, value)
@@ -308,12 +308,12 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         (0x3ffc, !0),
     ] {
         word(offset, value).unwrap();
-        scene.check_host(10).unwrap();
+        fixture.check_host(10).unwrap();
     }
     // CC, CMBMSC and a reserved register: a peer must not write any of them.
     for offset in [0x14, 0x50, 0x0ffc] {
         word(offset, 0).unwrap_err();
-        scene.check_host(10).unwrap();
+        fixture.check_host(10).unwrap();
     }
     // Wrong sizes, across registers, and beyond the BAR.
     for (offset, bytes, is_answered) in [
@@ -326,7 +326,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
     ] {
         let written = requester.write(Purpose::Payload, DOORS + offset, &vec![1; bytes]);
         assert_eq!(written.is_ok(), is_answered, "{offset:#x}");
-        scene.check_host(20).unwrap();
+        fixture.check_host(20).unwrap();
     }
     // A flood.
     let over = AtomicBool::new(false);
@@ -342,7 +342,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         let floods: Vec<_> = (0..4).map(|_| scope.spawn(flood)).collect();
         let begun = Instant::now();
         for stamp in 0..20 {
-            scene.check_host(30 + stamp).unwrap();
+            fixture.check_host(30 + stamp).unwrap();
         }
         let took = begun.elapsed();
         over.store(true, Ordering::Relaxed);
@@ -351,30 +351,30 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         assert!(took < TIME_OUT, "{took:?}");
     });
     // Its own queue has had impossible values, and still works.
-    let memory = scene.peer.memory.clone();
+    let memory = fixture.peer.memory.clone();
     run(&mut queue, &memory, READ, PEER + (1 << 20)).unwrap();
-    scene.end().unwrap();
+    fixture.end().unwrap();
 }
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn closed_window_or_lost_mastering_stops_the_doorbell() {
-    let mut scene = Scene::start(None, ADAPTIVE).unwrap();
-    let mut queue = scene.peer_queue(2).unwrap();
-    let memory = scene.peer.memory.clone();
+    let mut fixture = Fixture::start(None, ADAPTIVE).unwrap();
+    let mut queue = fixture.peer_queue(2).unwrap();
+    let memory = fixture.peer.memory.clone();
     let data = PEER + (1 << 20);
     run(&mut queue, &memory, READ, data).unwrap();
-    scene.peer.set_mastering(false).unwrap();
+    fixture.peer.set_mastering(false).unwrap();
     assert!(queue.ring_tail().is_err());
-    scene.peer.set_mastering(true).unwrap();
+    fixture.peer.set_mastering(true).unwrap();
     run(&mut queue, &memory, READ, data).unwrap();
-    scene.client.set_register_bar(DOORS + (1 << 32)).unwrap();
+    fixture.client.set_register_bar(DOORS + (1 << 32)).unwrap();
     assert!(queue.ring_tail().is_err(), "the window has moved");
-    let moved = scene.peer.registers(DOORS + (1 << 32));
+    let moved = fixture.peer.registers(DOORS + (1 << 32));
     moved.write_register(0x1010, &0u32.to_le_bytes()).unwrap();
-    let written = scene.recorded().unwrap();
+    let written = fixture.recorded().unwrap();
     assert_eq!(written.len(), 5, "{written:?}");
-    scene.end().unwrap();
+    fixture.end().unwrap();
 }
 
 #[test]
@@ -385,12 +385,12 @@ fn doorbell_of_each_link_mode_has_its_fate() {
         ("unsupported-request", true),
         ("drop", false),
     ] {
-        let mut scene = Scene::start(Some(&format!("peer0={mode}")), ADAPTIVE).unwrap();
-        let registers = scene.peer.registers(DOORS);
+        let mut fixture = Fixture::start(Some(&format!("peer0={mode}")), ADAPTIVE).unwrap();
+        let registers = fixture.peer.registers(DOORS);
         let rung = registers.write_register(0x1008, &0u32.to_le_bytes());
         assert_eq!(rung.is_err(), fails, "{mode}: {rung:?}");
-        assert_eq!(scene.recorded().unwrap(), [], "{mode}");
-        scene.check_host(1).unwrap();
-        scene.end().unwrap();
+        assert_eq!(fixture.recorded().unwrap(), [], "{mode}");
+        fixture.check_host(1).unwrap();
+        fixture.end().unwrap();
     }
 }

@@ -27,7 +27,7 @@ const BYTES: u64 = 2 << 20;
 const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 
 /// A disk and a peer below a switch.
-struct Scene {
+struct Fixture {
     // First, so that it is dropped before the servers and does not see their end.
     peer: Peer,
     client: DeviceClient,
@@ -37,7 +37,7 @@ struct Scene {
     _folder: TempDir,
 }
 
-impl Scene {
+impl Fixture {
     fn start() -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
         let kept = folder.path().join("pmr");
@@ -108,63 +108,66 @@ fn status(registers: &impl Registers) -> u32 {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn peer_writes_the_region_and_has_no_barrier() {
-    let scene = Scene::start().unwrap();
-    assert!(scene.writes(REGION, 0x3000, 1).unwrap());
-    let registers = scene.peer.registers(DOORS);
+    let fixture = Fixture::start().unwrap();
+    assert!(fixture.writes(REGION, 0x3000, 1).unwrap());
+    let registers = fixture.peer.registers(DOORS);
     let mut value = [0; 4];
     assert!(registers.read_register(PMRSTS, &mut value).is_err());
     registers.read_register(PMRCTL, &mut value).unwrap();
     assert_eq!(value, [1, 0, 0, 0]);
-    assert_eq!(status(&scene.client), 0);
-    let over = scene
+    assert_eq!(status(&fixture.client), 0);
+    let over = fixture
         .peer
         .requester
         .write(Purpose::Payload, REGION + BYTES - 8, &[1; 16]);
     assert!(over.is_err(), "beyond the region");
-    scene.end().unwrap();
+    fixture.end().unwrap();
 }
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn hostile_guest_does_not_mix_up_what_a_peer_writes() {
-    let scene = Scene::start().unwrap();
+    let fixture = Fixture::start().unwrap();
     for round in 0..30_u8 {
         let moved = REGION + (u64::from(round % 2) << 30);
         let register = |value: u32| {
-            let written = scene.client.write_register(PMRCTL, &value.to_le_bytes());
+            let written = fixture.client.write_register(PMRCTL, &value.to_le_bytes());
             written.unwrap();
         };
         match round % 3 {
             0 => {
                 register(0);
-                assert_eq!(status(&scene.client), NOT_READY);
+                assert_eq!(status(&fixture.client), NOT_READY);
                 register(1);
             }
-            1 => scene.client.set_bar(BAR, moved).unwrap(),
-            _ => scene.client.set_bar(BAR, REGION).unwrap(),
+            1 => fixture.client.set_bar(BAR, moved).unwrap(),
+            _ => fixture.client.set_bar(BAR, REGION).unwrap(),
         }
         let here = if round % 3 == 1 { moved } else { REGION };
-        assert!(scene.writes(here, 0x5000, round).unwrap(), "round {round}");
+        assert!(
+            fixture.writes(here, 0x5000, round).unwrap(),
+            "round {round}"
+        );
         let elsewhere = REGION + (2 << 30);
-        assert!(!scene.writes(elsewhere, 0x5000, 0xff).unwrap());
-        assert_eq!(scene.file(0x5000).unwrap(), [round; 8192]);
-        scene.client.set_bar(BAR, REGION).unwrap();
+        assert!(!fixture.writes(elsewhere, 0x5000, 0xff).unwrap());
+        assert_eq!(fixture.file(0x5000).unwrap(), [round; 8192]);
+        fixture.client.set_bar(BAR, REGION).unwrap();
     }
-    scene.end().unwrap();
+    fixture.end().unwrap();
 }
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn region_outlives_a_disk_that_is_killed_under_a_peer() {
-    let mut scene = Scene::start().unwrap();
-    assert!(scene.writes(REGION, 0x3000, 1).unwrap());
-    scene.disk.kill().unwrap();
-    assert_eq!(scene.file(0x3000).unwrap(), [1; 8192]);
-    scene.disk.restart().unwrap();
-    assert!(!scene.writes(REGION, 0x7000, 2).unwrap(), "no window yet");
-    scene.client = connect(&scene.disk).unwrap();
-    assert_eq!(scene.file(0x3000).unwrap(), [1; 8192]);
-    assert!(scene.writes(REGION, 0x7000, 2).unwrap());
-    assert_eq!(scene.file(0x3000).unwrap(), [1; 8192]);
-    scene.end().unwrap();
+    let mut fixture = Fixture::start().unwrap();
+    assert!(fixture.writes(REGION, 0x3000, 1).unwrap());
+    fixture.disk.kill().unwrap();
+    assert_eq!(fixture.file(0x3000).unwrap(), [1; 8192]);
+    fixture.disk.restart().unwrap();
+    assert!(!fixture.writes(REGION, 0x7000, 2).unwrap(), "no window yet");
+    fixture.client = connect(&fixture.disk).unwrap();
+    assert_eq!(fixture.file(0x3000).unwrap(), [1; 8192]);
+    assert!(fixture.writes(REGION, 0x7000, 2).unwrap());
+    assert_eq!(fixture.file(0x3000).unwrap(), [1; 8192]);
+    fixture.end().unwrap();
 }

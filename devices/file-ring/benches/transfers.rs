@@ -22,7 +22,7 @@ fn main() {
 }
 
 /// Makes an image, and guest RAM of the same size.
-fn scene() -> (RingFile, Session) {
+fn fixture() -> (RingFile, Session) {
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&vec![7; BYTES], 0).unwrap();
     let requester = Arc::new(Requester::new());
@@ -47,7 +47,7 @@ fn addresses(bytes: usize) -> impl Iterator<Item = u64> {
 }
 
 fn by_the_kernel(bencher: Bencher, bytes: usize, direction: Direction) {
-    let (image, mut session) = scene();
+    let (image, mut session) = fixture();
     let event_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let mut ring = FileRing::new(event_fd.as_fd()).unwrap();
     let mut addresses = addresses(bytes);
@@ -75,7 +75,7 @@ fn writes_by_the_kernel(bencher: Bencher, bytes: usize) {
 
 #[divan::bench(args = SIZES)]
 fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
-    let (image, session) = scene();
+    let (image, session) = fixture();
     let mut buffer = vec![0; bytes];
     let mut addresses = addresses(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
@@ -89,7 +89,7 @@ fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
 
 #[divan::bench(args = SIZES)]
 fn writes_through_a_buffer(bencher: Bencher, bytes: usize) {
-    let (image, session) = scene();
+    let (image, session) = fixture();
     let mut buffer = vec![0; bytes];
     let mut addresses = addresses(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {

@@ -39,15 +39,15 @@ type Ended = peerbar_gds::Result<u64>;
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     let guest = test.guest;
     let (gpu, disk) = (test.gpu()?, test.disk()?);
-    let bench = Bench::new(guest, gpu, disk)?;
+    let fixture = Fixture::new(guest, gpu, disk)?;
     let mut watch = TrafficWatch::new(guest);
-    let by_batch = bench.aligned(all_at_once, &mut watch);
-    let by_queue = bench.aligned(through_a_queue, &mut watch);
+    let by_batch = fixture.aligned(all_at_once, &mut watch);
+    let by_queue = fixture.aligned(through_a_queue, &mut watch);
     let bytes = by_batch.context("a batch")? + by_queue.context("a queue")?;
     let through = Through::P2pmem(gpu.name.clone());
     judge(&through, &[disk.share(bytes)], watch.traffic()?)?;
-    bench.unaligned().context("a batch that may bounce")?;
-    bench.dropped_queue().context("a queue that is dropped")?;
+    fixture.unaligned().context("a batch that may bounce")?;
+    fixture.dropped_queue().context("a queue that is dropped")?;
     Ok(())
 }
 
@@ -106,7 +106,7 @@ struct Odd {
 }
 
 /// Disk, GPU, and a buffer on it.
-struct Bench<'a> {
+struct Fixture<'a> {
     guest: &'a GuestContext,
     gpu: &'a gpus::Gpu,
     disk: &'a Controller,
@@ -115,7 +115,7 @@ struct Bench<'a> {
     buffer: Buffer,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Fixture<'a> {
     fn new(
         guest: &'a GuestContext,
         gpu: &'a gpus::Gpu,
@@ -123,7 +123,7 @@ impl<'a> Bench<'a> {
     ) -> anyhow::Result<Self> {
         disk.disk.check(0, MOVES * SLOT)?;
         let opened = gpu.open()?;
-        Ok(Bench {
+        Ok(Fixture {
             guest,
             gpu,
             disk,

@@ -35,7 +35,7 @@ const MARK: u64 = 0x6578_706f_6578_706f;
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     let guest = test.guest;
     let (gpu, other) = (test.gpu()?, test.other_gpu()?);
-    let bench = Bench {
+    let fixture = Fixture {
         guest,
         gpu,
         importer: Importer::open()?,
@@ -43,14 +43,14 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     };
     let is_window = {
         let opened = gpu.open()?;
-        revoked_from_importers(&bench, &opened).context("revocable")?;
+        revoked_from_importers(&fixture, &opened).context("revocable")?;
         let is_window = opened.properties().window;
         if is_window {
             refused_for_a_window(&opened)?;
         } else {
-            permitted_importers(&bench, &opened)?;
-            kept_while_pinned(&bench, &opened).context("pinned")?;
-            kept_while_mapped(&bench, &opened, Kind::Static).context("static")?;
+            permitted_importers(&fixture, &opened)?;
+            kept_while_pinned(&fixture, &opened).context("pinned")?;
+            kept_while_mapped(&fixture, &opened, Kind::Static).context("static")?;
         }
         is_window
     };
@@ -59,21 +59,21 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut watch = TrafficWatch::new(guest);
-    let copied = watch.watch(|| killed::memory_stays(&bench, other))?;
-    unbound::waits_for_holders(&bench)?;
+    let copied = watch.watch(|| killed::memory_stays(&fixture, other))?;
+    unbound::waits_for_holders(&fixture)?;
     let through = With::P2pmem(gpu.name.clone());
     judge(&through, &[other.share(copied)], watch.traffic()?)
 }
 
 /// The GPU whose memory it is, and the module that imports it for the PCI function of another one.
-struct Bench<'a> {
+struct Fixture<'a> {
     guest: &'a GuestContext,
     gpu: &'a gpus::Gpu,
     importer: Importer,
     function: PciFunction,
 }
 
-impl Bench<'_> {
+impl Fixture<'_> {
     fn attach(&self, dma_buf: &OwnedFd, kind: Kind) -> io::Result<Import<'_>> {
         self.importer.attach(dma_buf, kind, Some(self.function))
     }
@@ -91,12 +91,12 @@ impl Bench<'_> {
 
 /// Checks that each kind of importer gets the memory by the policies that permit it, and EOPNOTSUPP
 /// by the others.
-fn permitted_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
+fn permitted_importers(fixture: &Fixture<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     for policy in POLICIES {
         let dma_buf = buffer.export_as(policy)?;
         for kind in KINDS {
-            let import = bench.import(&dma_buf, kind);
+            let import = fixture.import(&dma_buf, kind);
             let outcome = match (policy, kind) {
                 (_, Kind::HostOnly)
                 | (ExportPolicy::Revocable, Kind::Pinning | Kind::Static)
@@ -106,7 +106,7 @@ fn permitted_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
             outcome
                 .with_context(|| format!("{kind:?} importers, where the export is {policy:?}"))?;
         }
-        let no_function = bench.importer.attach(&dma_buf, Kind::Static, None);
+        let no_function = fixture.importer.attach(&dma_buf, Kind::Static, None);
         refused(no_function, libc::EOPNOTSUPP).with_context(|| {
             format!("a device that is no PCI function, where the export is {policy:?}")
         })?;
@@ -125,11 +125,11 @@ fn refused_for_a_window(gpu: &Gpu) -> anyhow::Result<()> {
 
 /// Checks that importers are notified, whether they have pinned or not, and that they lose the
 /// memory.
-fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
+fn revoked_from_importers(fixture: &Fixture<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let dma_buf = buffer.export()?;
-    let mapped = bench.import(&dma_buf, Kind::Notified)?;
-    let pinned = bench.import(&dma_buf, Kind::Notified)?;
+    let mapped = fixture.import(&dma_buf, Kind::Notified)?;
+    let pinned = fixture.import(&dma_buf, Kind::Notified)?;
     let by_processor = Mapping::of_file(&dma_buf, 0, GPU_PAGE).context("mmap of a dma-buf")?;
     ensure!(
         access::store(&by_processor, GPU_PAGE - 1, 1)?,
@@ -147,16 +147,16 @@ fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
         is_gone(import)?;
     }
     access::is_gone(&by_processor).context("a mapping of the processor")?;
-    refused(bench.attach(&dma_buf, Kind::Notified), libc::ENODEV)
+    refused(fixture.attach(&dma_buf, Kind::Notified), libc::ENODEV)
         .context("attaching to what is revoked")
 }
 
 /// Checks that a revoke is refused without any effect while a pin or a mapping is left.
-fn kept_while_pinned(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
+fn kept_while_pinned(fixture: &Fixture<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let (dma_buf, revocable) = (buffer.export_as(ExportPolicy::Pinned)?, buffer.export()?);
-    let bystander = bench.import(&revocable, Kind::Notified)?;
-    let pinning = bench.import(&dma_buf, Kind::Pinning)?;
+    let bystander = fixture.import(&revocable, Kind::Notified)?;
+    let pinning = fixture.import(&dma_buf, Kind::Pinning)?;
     driver_refused(buffer.revoke(), libc::EBUSY)
         .context("a revoke while it is pinned and mapped")?;
     pinning.unmap()?;
@@ -171,9 +171,9 @@ fn kept_while_pinned(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     buffer.revoke().context("a revoke after the last pin")?;
     is_notified(&bystander)?;
     is_gone(&pinning)?;
-    if bench.attach(&buffer_of(gpu)?.1, Kind::Pinning).is_err() {
+    if fixture.attach(&buffer_of(gpu)?.1, Kind::Pinning).is_err() {
         // This kernel knows which importers cannot be notified.
-        kept_while_mapped(bench, gpu, Kind::Pinning).context("mapped without a pin")?;
+        kept_while_mapped(fixture, gpu, Kind::Pinning).context("mapped without a pin")?;
     }
     Ok(())
 }
@@ -186,10 +186,10 @@ fn buffer_of(gpu: &Gpu) -> anyhow::Result<(Buffer, OwnedFd)> {
 }
 
 /// Checks that a mapping keeps the memory if its importer cannot be notified.
-fn kept_while_mapped(bench: &Bench<'_>, gpu: &Gpu, kind: Kind) -> anyhow::Result<()> {
+fn kept_while_mapped(fixture: &Fixture<'_>, gpu: &Gpu, kind: Kind) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let dma_buf = buffer.export_as(ExportPolicy::Static)?;
-    let import = bench.attach(&dma_buf, kind)?;
+    let import = fixture.attach(&dma_buf, kind)?;
     let (address, length) = import.map()?;
     ensure!(
         address != 0 && length == buffer.size(),

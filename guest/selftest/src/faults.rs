@@ -8,7 +8,7 @@ mod through_driver;
 use anyhow::{Context, ensure};
 use peerbar_agent::counters::TrafficWatch;
 
-use self::past_driver::{Bench, FAILED_REQUESTS};
+use self::past_driver::{FAILED_REQUESTS, Fixture};
 use self::through_driver::IMPORTED_BYTES;
 use crate::Test;
 use crate::channel::Channel;
@@ -19,10 +19,10 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     let guest = test.guest;
     let gpu = test.gpu()?;
     let channel = Channel::of(&gpu.pci)?;
-    let bench = Bench::new(guest, gpu, &channel)?;
+    let fixture = Fixture::new(guest, gpu, &channel)?;
     let mut watch = TrafficWatch::new(guest);
     watch
-        .watch(|| bench.run())
+        .watch(|| fixture.run())
         .context("a driver that misbehaves")?;
     watch
         .watch(|| through_driver::run(gpu, &channel))

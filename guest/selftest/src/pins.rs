@@ -30,48 +30,48 @@ const INVALID: i32 = -libc::EINVAL;
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     let guest = test.guest;
-    let bench = Bench {
+    let fixture = Fixture {
         guest,
         gpu: test.gpu()?,
         opened: test.gpu()?.open()?,
         holder: Holder::open()?,
     };
-    bench.what_cannot_be_pinned_is_refused()?;
-    bench.put_then_free().context("put, then free")?;
-    bench.free_then_put().context("free, then put")?;
-    bench
+    fixture.what_cannot_be_pinned_is_refused()?;
+    fixture.put_then_free().context("put, then free")?;
+    fixture.free_then_put().context("free, then put")?;
+    fixture
         .revoke_then_free_table()
         .context("revoke, table kept")?;
-    bench
+    fixture
         .close_while_pinned()
         .context("file closed while pinned")?;
-    bench
+    fixture
         .put_during_callback()
         .context("put during the callback")?;
-    bench.persistent().context("a persistent pin")?;
-    bench
+    fixture.persistent().context("a persistent pin")?;
+    fixture
         .mapped_for_a_peer(test.disk()?)
         .context("mapped for a peer")?;
-    if !bench.opened.properties().window {
+    if !fixture.opened.properties().window {
         let disk = test.disk()?.disk.open_direct()?;
-        let freed = bench.free_while_in_flight(&disk);
+        let freed = fixture.free_while_in_flight(&disk);
         freed.context("freed while transfers are in flight")?;
-        let kept = bench.persistent_while_in_flight(&disk);
+        let kept = fixture.persistent_while_in_flight(&disk);
         kept.context("freed while transfers into a persistent pin are in flight")?;
     }
-    let Bench { opened, .. } = bench;
+    let Fixture { opened, .. } = fixture;
     drop(opened);
     memory_is_back(guest, test.gpu()?)
 }
 
-struct Bench<'a> {
+struct Fixture<'a> {
     guest: &'a GuestContext,
     gpu: &'a gpus::Gpu,
     opened: Gpu,
     holder: Holder,
 }
 
-impl Bench<'_> {
+impl Fixture<'_> {
     fn pinned(&self, flags: u32) -> anyhow::Result<(Buffer, Pin<'_>)> {
         let buffer = self.opened.allocate(SIZE)?;
         let pin = self

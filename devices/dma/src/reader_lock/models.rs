@@ -11,12 +11,12 @@ const PREEMPTIONS: usize = 3;
 /// The data that readers use under the lock and only a writer changes. The model fails if the two
 /// meet.
 #[derive(Default)]
-struct Scene {
+struct Fixture {
     lock: BigReaderLock,
     routes: UnsafeCell<u64>,
 }
 
-impl Scene {
+impl Fixture {
     fn write(&self) {
         let _guard = self.lock.write();
         self.routes.with_mut(|_| ());
@@ -31,60 +31,60 @@ impl Scene {
     }
 }
 
-/// Runs a scene in every order of events with at most [`PREEMPTIONS`] switches away from a thread
+/// Runs `test` in every order of events with at most [`PREEMPTIONS`] switches away from a thread
 /// that could continue.
-fn every_order(scene: impl Fn(Arc<Scene>) + Sync + Send + 'static) {
+fn every_order(test: impl Fn(Arc<Fixture>) + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);
-    model.check(move || scene(Arc::default()));
+    model.check(move || test(Arc::default()));
 }
 
 #[test]
 fn writer_meets_no_reader_and_is_known_to_all_later_ones() {
-    every_order(|scene| {
-        let other = scene.clone();
+    every_order(|fixture| {
+        let other = fixture.clone();
         let writer = thread::spawn(move || other.write());
-        let mut slot = scene.lock.reader();
-        let before = scene.read(&mut slot);
-        let after = scene.read(&mut slot);
+        let mut slot = fixture.lock.reader();
+        let before = fixture.read(&mut slot);
+        let after = fixture.read(&mut slot);
         writer.join().unwrap();
         assert!(before <= after);
-        assert_eq!(scene.read(&mut slot), 1);
+        assert_eq!(fixture.read(&mut slot), 1);
     });
 }
 
 #[test]
 fn two_writers_and_a_reader_all_end() {
-    every_order(|scene| {
-        let mut slot = scene.lock.reader();
+    every_order(|fixture| {
+        let mut slot = fixture.lock.reader();
         let writers = [(); 2].map(|()| {
-            let other = scene.clone();
+            let other = fixture.clone();
             thread::spawn(move || other.write())
         });
-        scene.read(&mut slot);
+        fixture.read(&mut slot);
         for writer in writers {
             writer.join().unwrap();
         }
-        assert_eq!(scene.read(&mut slot), 2);
+        assert_eq!(fixture.read(&mut slot), 2);
     });
 }
 
 #[test]
 fn writer_waits_for_all_readers_and_for_one_that_is_dropped() {
-    every_order(|scene| {
-        let other = scene.clone();
+    every_order(|fixture| {
+        let other = fixture.clone();
         let reader = thread::spawn(move || {
             let mut slot = other.lock.reader();
             other.read(&mut slot);
             slot.lock();
             other.routes.with(|_| ());
         });
-        let mut slot = scene.lock.reader();
-        let other = scene.clone();
+        let mut slot = fixture.lock.reader();
+        let other = fixture.clone();
         let writer = thread::spawn(move || other.write());
-        scene.read(&mut slot);
+        fixture.read(&mut slot);
         reader.join().unwrap();
         writer.join().unwrap();
-        assert_eq!(scene.read(&mut slot), 1);
+        assert_eq!(fixture.read(&mut slot), 1);
     });
 }

@@ -31,13 +31,13 @@ fn clock() -> Instant {
 }
 
 /// Two queues of one vector.
-struct Scene {
+struct Fixture {
     queues: [CompletionQueue; 2],
     interrupts: QueueInterrupts,
     sent: Arc<Sent>,
 }
 
-impl Scene {
+impl Fixture {
     fn new(settings: InterruptCoalescing) -> Self {
         let (mut interrupts, sent) = interrupts(settings);
         interrupts.clock = clock;
@@ -107,12 +107,12 @@ impl Scene {
 }
 
 /// An interrupt for 4 completions, or after 200 microseconds.
-fn coalesced() -> Scene {
-    Scene::new(NONE.with_thr(3).with_time(2))
+fn coalesced() -> Fixture {
+    Fixture::new(NONE.with_thr(3).with_time(2))
 }
 
-fn plain() -> Scene {
-    Scene::new(NONE)
+fn plain() -> Fixture {
+    Fixture::new(NONE)
 }
 
 #[test]
@@ -135,35 +135,35 @@ fn coalescing_applies_with_threshold_and_time_unless_disabled() {
 
 #[test]
 fn guest_that_answers_is_interrupted_for_each_post() {
-    let mut scene = plain();
+    let mut fixture = plain();
     for head in 1..4 {
-        assert_eq!(scene.post(0), usize::try_from(head).unwrap());
-        scene.ring(0, head);
+        assert_eq!(fixture.post(0), usize::try_from(head).unwrap());
+        fixture.ring(0, head);
     }
-    assert_eq!(scene.settle(), 3);
-    assert_eq!(scene.deadline(0), None);
+    assert_eq!(fixture.settle(), 3);
+    assert_eq!(fixture.deadline(0), None);
 }
 
 #[test]
 fn interrupt_waits_until_the_last_one_is_answered() {
-    let mut scene = plain();
-    assert_eq!([(); 3].map(|()| scene.post(0)), [1, 1, 1]);
+    let mut fixture = plain();
+    assert_eq!([(); 3].map(|()| fixture.post(0)), [1, 1, 1]);
     pass(99);
-    assert_eq!(scene.settle(), 1);
-    scene.ring(0, 1);
-    assert_eq!(scene.settle(), 2, "two entries are left");
+    assert_eq!(fixture.settle(), 1);
+    fixture.ring(0, 1);
+    assert_eq!(fixture.settle(), 2, "two entries are left");
 }
 
 #[test]
 fn interrupt_after_an_unanswered_one_is_raised_before_a_wait() {
-    let mut scene = plain();
-    scene.post(0);
-    scene.post(0);
-    assert_eq!(scene.signal_before(0, Next::Wait), 2);
-    assert_eq!(scene.deadline(0), None);
-    let mut scene = coalesced();
-    scene.post(0);
-    assert_eq!(scene.signal_before(0, Next::Wait), 0, "set by the host");
+    let mut fixture = plain();
+    fixture.post(0);
+    fixture.post(0);
+    assert_eq!(fixture.signal_before(0, Next::Wait), 2);
+    assert_eq!(fixture.deadline(0), None);
+    let mut fixture = coalesced();
+    fixture.post(0);
+    assert_eq!(fixture.signal_before(0, Next::Wait), 0, "set by the host");
 }
 
 #[test]
@@ -181,143 +181,143 @@ fn unanswered_interrupt_with_coalescing_disabled_delays_none() {
 
 #[test]
 fn interrupt_after_an_unanswered_one_is_raised_in_time() {
-    let mut scene = plain();
-    scene.post(0);
-    scene.post(0);
+    let mut fixture = plain();
+    fixture.post(0);
+    fixture.post(0);
     let due = clock() + Duration::from_micros(100);
-    assert_eq!(scene.deadline(0), Some(due));
+    assert_eq!(fixture.deadline(0), Some(due));
     pass(100);
-    assert_eq!((scene.settle(), scene.settle()), (2, 2));
+    assert_eq!((fixture.settle(), fixture.settle()), (2, 2));
 }
 
 #[test]
 fn guest_that_has_taken_all_is_not_interrupted_again() {
-    let mut scene = plain();
-    scene.post(0);
-    scene.post(0);
-    scene.ring(0, 2);
+    let mut fixture = plain();
+    fixture.post(0);
+    fixture.post(0);
+    fixture.ring(0, 2);
     pass(100);
-    assert_eq!(scene.settle(), 1);
-    assert_eq!(scene.post(0), 2, "for the next entry at once");
+    assert_eq!(fixture.settle(), 1);
+    assert_eq!(fixture.post(0), 2, "for the next entry at once");
 }
 
 #[test]
 fn failure_is_not_held_back_for_an_answer() {
-    let mut scene = plain();
-    scene.post(0);
-    scene.write(0, Status::INVALID_FIELD);
-    assert_eq!(scene.signal(0), 2);
+    let mut fixture = plain();
+    fixture.post(0);
+    fixture.write(0, Status::INVALID_FIELD);
+    assert_eq!(fixture.signal(0), 2);
 }
 
 #[test]
 fn interrupt_waits_for_the_threshold() {
-    let mut scene = coalesced();
-    assert_eq!([(); 4].map(|()| scene.post(0)), [0, 0, 0, 1]);
+    let mut fixture = coalesced();
+    assert_eq!([(); 4].map(|()| fixture.post(0)), [0, 0, 0, 1]);
     pass(1000);
-    assert_eq!(scene.settle(), 1, "nothing is left of it");
-    (0..9).for_each(|_| scene.write(0, Status::SUCCESS));
-    assert_eq!(scene.signal(0), 2);
+    assert_eq!(fixture.settle(), 1, "nothing is left of it");
+    (0..9).for_each(|_| fixture.write(0, Status::SUCCESS));
+    assert_eq!(fixture.signal(0), 2);
 }
 
 #[test]
 fn interrupt_is_raised_once_the_aggregation_time_is_over() {
-    let mut scene = coalesced();
-    scene.post(0);
-    let deadline = scene.deadline(0);
+    let mut fixture = coalesced();
+    fixture.post(0);
+    let deadline = fixture.deadline(0);
     assert_eq!(deadline, Some(clock() + Duration::from_micros(200)));
     pass(199);
-    scene.post(0);
-    assert_eq!(scene.settle(), 0);
-    assert_eq!(scene.deadline(0), deadline);
+    fixture.post(0);
+    assert_eq!(fixture.settle(), 0);
+    assert_eq!(fixture.deadline(0), deadline);
     pass(1);
-    assert_eq!(scene.settle(), 1);
-    assert_eq!(scene.deadline(0), None);
+    assert_eq!(fixture.settle(), 1);
+    assert_eq!(fixture.deadline(0), None);
     pass(1000);
-    assert_eq!(scene.settle(), 1, "once");
+    assert_eq!(fixture.settle(), 1, "once");
 }
 
 #[test]
 fn failure_raises_an_interrupt_at_once_for_all_before() {
-    let mut scene = coalesced();
-    scene.post(0);
-    scene.write(0, Status::INVALID_FIELD);
-    assert_eq!(scene.signal(0), 1);
-    assert_eq!(scene.deadline(0), None);
+    let mut fixture = coalesced();
+    fixture.post(0);
+    fixture.write(0, Status::INVALID_FIELD);
+    assert_eq!(fixture.signal(0), 1);
+    assert_eq!(fixture.deadline(0), None);
 }
 
 #[test]
 fn entries_taken_without_an_interrupt_need_none() {
-    let mut scene = coalesced();
-    scene.post(0);
-    scene.post(0);
-    scene.take(0, 1);
-    assert!(scene.deadline(0).is_some(), "one is left");
-    scene.take(0, 2);
+    let mut fixture = coalesced();
+    fixture.post(0);
+    fixture.post(0);
+    fixture.take(0, 1);
+    assert!(fixture.deadline(0).is_some(), "one is left");
+    fixture.take(0, 2);
     pass(1000);
-    assert_eq!(scene.settle(), 0);
+    assert_eq!(fixture.settle(), 0);
 }
 
 #[test]
 fn entries_taken_before_do_not_cancel_an_interrupt() {
-    let mut scene = coalesced();
+    let mut fixture = coalesced();
     for _ in 0..5 {
-        scene.post(0);
+        fixture.post(0);
     }
-    scene.take(0, 4);
+    fixture.take(0, 4);
     pass(200);
-    assert_eq!((scene.sent.count(), scene.settle()), (1, 2));
+    assert_eq!((fixture.sent.count(), fixture.settle()), (1, 2));
 }
 
 #[test]
 fn one_interrupt_covers_all_that_was_flushed_before() {
-    let mut scene = Scene::new(NONE.with_thr(2).with_time(255));
-    scene.write(0, Status::SUCCESS);
-    scene.write(0, Status::SUCCESS);
-    assert_eq!((scene.sent.count(), scene.post(0)), (0, 1));
-    assert_eq!(scene.signal(0), 1, "nothing was flushed since");
-    assert_eq!(scene.settle(), 1);
+    let mut fixture = Fixture::new(NONE.with_thr(2).with_time(255));
+    fixture.write(0, Status::SUCCESS);
+    fixture.write(0, Status::SUCCESS);
+    assert_eq!((fixture.sent.count(), fixture.post(0)), (0, 1));
+    assert_eq!(fixture.signal(0), 1, "nothing was flushed since");
+    assert_eq!(fixture.settle(), 1);
 }
 
 #[test]
 fn queues_of_one_vector_are_coalesced_each_for_itself() {
-    let mut scene = coalesced();
-    scene.post(0);
+    let mut fixture = coalesced();
+    fixture.post(0);
     pass(100);
-    scene.post(1);
-    scene.take(0, 1);
+    fixture.post(1);
+    fixture.take(0, 1);
     pass(199);
-    assert_eq!(scene.settle(), 0);
+    assert_eq!(fixture.settle(), 0);
     pass(1);
-    assert_eq!(scene.settle(), 1);
+    assert_eq!(fixture.settle(), 1);
 }
 
 #[test]
 fn entries_taken_do_not_count_for_the_threshold() {
-    let mut scene = Scene::new(NONE.with_thr(1).with_time(255));
-    assert_eq!(scene.post(0), 0);
-    scene.take(0, 1);
-    assert_eq!((scene.post(0), scene.post(0)), (0, 1));
+    let mut fixture = Fixture::new(NONE.with_thr(1).with_time(255));
+    assert_eq!(fixture.post(0), 0);
+    fixture.take(0, 1);
+    assert_eq!((fixture.post(0), fixture.post(0)), (0, 1));
 }
 
 #[test]
 fn head_rung_again_after_all_was_taken_lowers_the_pin() {
-    let mut scene = plain();
-    scene.post(0);
-    scene.post(0);
-    let intx = |scene: &Scene, rung| scene.interrupts.notifier.intx.level(0, |_| rung);
-    assert!(intx(&scene, 1));
-    scene.take(0, 2);
-    scene.take(0, 1);
-    assert!(!intx(&scene, 1));
+    let mut fixture = plain();
+    fixture.post(0);
+    fixture.post(0);
+    let intx = |fixture: &Fixture, rung| fixture.interrupts.notifier.intx.level(0, |_| rung);
+    assert!(intx(&fixture, 1));
+    fixture.take(0, 2);
+    fixture.take(0, 1);
+    assert!(!intx(&fixture, 1));
 }
 
 #[test]
 fn coalesced_interrupt_can_be_raised_at_once() {
-    let mut scene = coalesced();
-    scene.post(0);
+    let mut fixture = coalesced();
+    fixture.post(0);
     for _ in 0..2 {
-        scene.queues[0].signal_all(&scene.interrupts);
+        fixture.queues[0].signal_all(&fixture.interrupts);
     }
     pass(1000);
-    assert_eq!((scene.sent.count(), scene.settle()), (1, 1));
+    assert_eq!((fixture.sent.count(), fixture.settle()), (1, 1));
 }

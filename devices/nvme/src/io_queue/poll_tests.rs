@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use super::poll::{BATCH_SLEEP, POLL_TIME, PollPolicy, Poller, SHORT_PAUSE, SOON, Wait};
 
 /// A poller, and a clock that only the tests advance.
-struct Scene {
+struct Fixture {
     poller: Poller,
     now: Instant,
 }
 
-impl Scene {
+impl Fixture {
     fn new(policy: PollPolicy) -> Self {
         Self {
             poller: Poller::new(policy),
@@ -53,59 +53,59 @@ const PAUSE: Duration = Duration::from_micros(20);
 
 #[test]
 fn always_polls_and_never_blocks_at_once() {
-    let mut scene = Scene::new(PollPolicy::Always);
-    assert!((0..10_000).all(|_| scene.wait(false) == Wait::Poll));
-    assert_eq!(Scene::new(PollPolicy::Never).wait(false), Wait::Block);
+    let mut fixture = Fixture::new(PollPolicy::Always);
+    assert!((0..10_000).all(|_| fixture.wait(false) == Wait::Poll));
+    assert_eq!(Fixture::new(PollPolicy::Never).wait(false), Wait::Block);
 }
 
 #[test]
 fn adaptive_with_one_outstanding_polls() {
-    let mut scene = Scene::new(PollPolicy::Adaptive);
+    let mut fixture = Fixture::new(PollPolicy::Adaptive);
     for _ in 0..100 {
-        assert_eq!(scene.work_after(PAUSE, 1), (0, false));
+        assert_eq!(fixture.work_after(PAUSE, 1), (0, false));
     }
 }
 
 #[test]
 fn adaptive_sleeps_before_it_blocks_if_the_last_pause_was_short() {
-    let mut scene = Scene::new(PollPolicy::Adaptive);
-    assert_eq!(scene.work_after(POLL_TIME * 2, 1), (0, true));
-    let (sleeps, blocked) = scene.work_after(POLL_TIME * 2, 1);
+    let mut fixture = Fixture::new(PollPolicy::Adaptive);
+    assert_eq!(fixture.work_after(POLL_TIME * 2, 1), (0, true));
+    let (sleeps, blocked) = fixture.work_after(POLL_TIME * 2, 1);
     assert!(sleeps > 2 && !blocked, "{sleeps}");
-    let (sleeps, blocked) = scene.work_after(SHORT_PAUSE * 2, 1);
+    let (sleeps, blocked) = fixture.work_after(SHORT_PAUSE * 2, 1);
     assert!(sleeps > 20 && blocked, "{sleeps}");
-    assert_eq!(scene.work_after(SHORT_PAUSE * 2, 1), (0, true));
+    assert_eq!(fixture.work_after(SHORT_PAUSE * 2, 1), (0, true));
 }
 
 #[test]
 fn adaptive_with_several_outstanding_sleeps_for_a_batch() {
-    let mut scene = Scene::new(PollPolicy::Adaptive);
-    scene.work_after(PAUSE, 32);
+    let mut fixture = Fixture::new(PollPolicy::Adaptive);
+    fixture.work_after(PAUSE, 32);
     for _ in 0..100 {
-        assert_eq!(scene.work_after(PAUSE, 32), (1, false));
+        assert_eq!(fixture.work_after(PAUSE, 32), (1, false));
     }
-    let (_, blocked) = scene.work_after(Duration::from_secs(1), 1);
+    let (_, blocked) = fixture.work_after(Duration::from_secs(1), 1);
     assert!(blocked);
-    assert_eq!(scene.work_after(PAUSE, 1), (0, false), "no batch");
+    assert_eq!(fixture.work_after(PAUSE, 1), (0, false), "no batch");
 }
 
 #[test]
 fn adaptive_does_not_sleep_beside_a_fast_guest() {
-    let mut scene = Scene::new(PollPolicy::Adaptive);
+    let mut fixture = Fixture::new(PollPolicy::Adaptive);
     for _ in 0..100 {
-        assert_eq!(scene.work_after(SOON / 2, 32), (0, false));
+        assert_eq!(fixture.work_after(SOON / 2, 32), (0, false));
     }
 }
 
 #[test]
 fn adaptive_waits_for_no_batch_beside_its_own_operations() {
-    let mut scene = Scene::new(PollPolicy::Adaptive);
-    scene.work_after(PAUSE, 32);
+    let mut fixture = Fixture::new(PollPolicy::Adaptive);
+    fixture.work_after(PAUSE, 32);
     loop {
-        let before = scene.now;
-        match scene.wait(true) {
+        let before = fixture.now;
+        match fixture.wait(true) {
             Wait::Block => break,
-            _ => assert!(scene.now - before < BATCH_SLEEP),
+            _ => assert!(fixture.now - before < BATCH_SLEEP),
         }
     }
 }

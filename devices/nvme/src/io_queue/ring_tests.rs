@@ -107,12 +107,12 @@ fn invalid_tail_is_reported_once_and_changes_nothing() {
 }
 
 /// A completion queue of `entries` entries whose head doorbell is a word.
-struct Scene {
+struct Fixture {
     queue: CompletionQueue,
     interrupts: QueueInterrupts,
 }
 
-impl Scene {
+impl Fixture {
     fn new(entries: u32) -> Self {
         let interrupts = interrupts();
         Self {
@@ -144,74 +144,77 @@ impl Scene {
 
 #[test]
 fn phase_turns_at_the_end_and_a_full_queue_is_not_overtaken() {
-    let mut scene = Scene::new(3);
-    assert_eq!(scene.push(), (0x2000, true));
-    assert_eq!(scene.queue.free_entries(), 1);
-    assert_eq!(scene.push(), (0x2010, true));
-    assert_eq!(scene.queue.free_entries(), 0);
-    assert!(scene.set_head(2));
-    assert_eq!(scene.queue.free_entries(), 2);
-    assert_eq!(scene.push(), (0x2020, true));
-    assert_eq!(scene.push(), (0x2000, false));
+    let mut fixture = Fixture::new(3);
+    assert_eq!(fixture.push(), (0x2000, true));
+    assert_eq!(fixture.queue.free_entries(), 1);
+    assert_eq!(fixture.push(), (0x2010, true));
+    assert_eq!(fixture.queue.free_entries(), 0);
+    assert!(fixture.set_head(2));
+    assert_eq!(fixture.queue.free_entries(), 2);
+    assert_eq!(fixture.push(), (0x2020, true));
+    assert_eq!(fixture.push(), (0x2000, false));
 }
 
 #[test]
 fn entries_are_flushed_together_but_not_around_the_end() {
-    let mut scene = Scene::new(3);
-    assert!(!stage(&mut scene.queue));
-    assert!(!stage(&mut scene.queue));
-    assert_eq!(scene.queue.unread(), 0, "the guest cannot see them yet");
-    let flushed = |scene: &mut Scene| flush(&mut scene.queue, &scene.interrupts);
-    let (address, bytes) = flushed(&mut scene).unwrap();
+    let mut fixture = Fixture::new(3);
+    assert!(!stage(&mut fixture.queue));
+    assert!(!stage(&mut fixture.queue));
+    assert_eq!(fixture.queue.unread(), 0, "the guest cannot see them yet");
+    let flushed = |fixture: &mut Fixture| flush(&mut fixture.queue, &fixture.interrupts);
+    let (address, bytes) = flushed(&mut fixture).unwrap();
     assert_eq!((address, bytes.len()), (0x2000, 32));
-    assert_eq!((flushed(&mut scene), scene.queue.unread()), (None, 2));
-    assert!(scene.set_head(2));
-    assert!(stage(&mut scene.queue), "the last slot");
-    let (address, bytes) = flushed(&mut scene).unwrap();
+    assert_eq!((flushed(&mut fixture), fixture.queue.unread()), (None, 2));
+    assert!(fixture.set_head(2));
+    assert!(stage(&mut fixture.queue), "the last slot");
+    let (address, bytes) = flushed(&mut fixture).unwrap();
     assert_eq!((address, bytes.len()), (0x2020, 16));
 }
 
 #[test]
 fn entries_that_were_kept_are_flushed_around_the_end() {
-    let mut scene = Scene::new(4);
-    scene.push();
-    scene.push();
-    assert!(scene.set_head(2));
+    let mut fixture = Fixture::new(4);
+    fixture.push();
+    fixture.push();
+    assert!(fixture.set_head(2));
     for _ in 0..3 {
-        stage(&mut scene.queue);
+        stage(&mut fixture.queue);
     }
     let mut written = Vec::new();
     let mut write = |_: Tag, address, bytes: &[u8]| -> Result<(), DmaError> {
         written.push((address, bytes.len(), bytes[14] & 1));
         Ok(())
     };
-    let flushed = scene.queue.flush(&scene.interrupts, &mut write);
+    let flushed = fixture.queue.flush(&fixture.interrupts, &mut write);
     assert_eq!(flushed, Ok(()));
     assert_eq!(written, [(0x2020, 32, 1), (0x2000, 16, 0)]);
-    assert_eq!((scene.queue.unread(), scene.queue.free_entries()), (3, 0));
+    assert_eq!(
+        (fixture.queue.unread(), fixture.queue.free_entries()),
+        (3, 0)
+    );
 }
 
 #[test]
 fn head_beyond_what_is_flushed_is_refused() {
-    let mut scene = Scene::new(4);
-    scene.push();
-    stage(&mut scene.queue);
-    assert!(!scene.set_head(2));
-    assert!(!scene.set_head(4));
-    assert!(scene.set_head(1));
-    assert!(!scene.set_head(0));
+    let mut fixture = Fixture::new(4);
+    fixture.push();
+    stage(&mut fixture.queue);
+    assert!(!fixture.set_head(2));
+    assert!(!fixture.set_head(4));
+    assert!(fixture.set_head(1));
+    assert!(!fixture.set_head(0));
 }
 
 #[test]
 fn expired_permit_stages_nothing() {
-    let mut scene = Scene::new(4);
+    let mut fixture = Fixture::new(4);
     let generation = Generation::default();
-    scene.queue.join(&generation);
-    let permit = scene.queue.reserve().unwrap();
+    fixture.queue.join(&generation);
+    let permit = fixture.queue.reserve().unwrap();
     generation.advance();
     let entry = CompletionEntry::new_zeroed();
-    assert!(!scene.queue.stage(permit, entry, Status::SUCCESS));
-    assert_eq!(flush(&mut scene.queue, &scene.interrupts), None);
+    assert!(!fixture.queue.stage(permit, entry, Status::SUCCESS));
+    assert_eq!(flush(&mut fixture.queue, &fixture.interrupts), None);
     let late = Permit::new(&generation);
     generation.advance();
     drop(late);
@@ -226,17 +229,17 @@ fn unused_permit_when_dropped_panics() {
 
 #[test]
 fn arm_frees_entries_taken_meanwhile() {
-    let mut scene = Scene::new(4);
+    let mut fixture = Fixture::new(4);
     for _ in 0..3 {
-        scene.push();
+        fixture.push();
     }
     let shadow = super::doorbell::ShadowBuffer {
         values: 0,
         events: 0x1000,
     };
     let mut memory = TwoWords::default();
-    scene.queue.doorbell.move_to(shadow, &mut memory);
+    fixture.queue.doorbell.move_to(shadow, &mut memory);
     memory.value = 2;
-    scene.queue.arm(&scene.interrupts, &mut memory).unwrap();
-    assert_eq!((scene.queue.free_entries(), memory.event), (2, 2));
+    fixture.queue.arm(&fixture.interrupts, &mut memory).unwrap();
+    assert_eq!((fixture.queue.free_entries(), memory.event), (2, 2));
 }

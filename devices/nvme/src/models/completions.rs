@@ -90,14 +90,14 @@ enum Rings {
 }
 
 /// A controller with one queue, and its guest.
-struct Scene {
+struct Fixture {
     notifier: Arc<Notifier>,
     line: Arc<Line>,
     /// 1 at each index of the queue with a new entry.
     entries: [AtomicU32; ENTRIES as usize],
 }
 
-impl Scene {
+impl Fixture {
     fn new(mode: InterruptMode) -> Arc<Self> {
         let line = Arc::new(Line {
             mode,
@@ -154,17 +154,17 @@ fn clock() -> Instant {
 
 /// The worker that owns the queue.
 struct Worker {
-    scene: Arc<Scene>,
+    fixture: Arc<Fixture>,
     queue: CompletionQueue,
     interrupts: QueueInterrupts,
     tail: usize,
 }
 
 impl Worker {
-    fn new(scene: Arc<Scene>, settings: InterruptCoalescing) -> Self {
+    fn new(fixture: Arc<Fixture>, settings: InterruptCoalescing) -> Self {
         let coalescing = Coalescing::new(2);
         coalescing.set(settings, &[false; 2]);
-        let notifier = scene.notifier.clone();
+        let notifier = fixture.notifier.clone();
         let page = notifier.doorbells.clone();
         let ring = Ring {
             base: 0,
@@ -173,7 +173,7 @@ impl Worker {
         let mut interrupts = QueueInterrupts::new(notifier, Arc::new(coalescing));
         interrupts.clock = clock;
         Self {
-            scene,
+            fixture,
             queue: CompletionQueue::new(QUEUE, Some(QUEUE), ring, page),
             interrupts,
             tail: 0,
@@ -187,7 +187,7 @@ impl Worker {
             let permit = self.queue.reserve().unwrap();
             let entry = CompletionEntry::new_zeroed();
             self.queue.stage(permit, entry, Status::SUCCESS);
-            let visible = &self.scene.entries[self.tail];
+            let visible = &self.fixture.entries[self.tail];
             let flushed = self.queue.flush(&self.interrupts, |_, _, _| {
                 visible.store(1, Ordering::Release);
                 Ok(())
@@ -210,7 +210,7 @@ impl Worker {
     /// Does a round of work, with commands to execute or without. Returns `true` if the guest has
     /// completions left to take.
     fn round(&mut self, batch: Option<u32>) -> bool {
-        let notifier = self.scene.notifier.clone();
+        let notifier = self.fixture.notifier.clone();
         if notifier.events(WORKER).take_notification() {
             self.take_head();
             if notifier.uses_pin() {
@@ -234,23 +234,23 @@ fn every_completion_is_taken(
     batches: &'static [u32],
 ) {
     every_order(PREEMPTIONS, move || {
-        let scene = Scene::new(mode);
-        let guest = scene.clone();
+        let fixture = Fixture::new(mode);
+        let guest = fixture.clone();
         let guest = thread::spawn(move || {
             guest.take(batches.iter().sum(), rings);
             if guest.line.mode == InterruptMode::Pin {
                 guest.line.over.store(true, Ordering::SeqCst);
             }
         });
-        let mut worker = Worker::new(scene.clone(), settings);
+        let mut worker = Worker::new(fixture.clone(), settings);
         for batch in batches {
             worker.round(Some(*batch));
         }
         while worker.round(None) {
-            scene.notifier.events(WORKER).wait(None, || true);
+            fixture.notifier.events(WORKER).wait(None, || true);
         }
         guest.join().unwrap();
-        assert!(!scene.line.pin.load(Ordering::SeqCst));
+        assert!(!fixture.line.pin.load(Ordering::SeqCst));
     });
 }
 
@@ -288,19 +288,19 @@ fn pin_is_up_until_every_entry_is_taken() {
 #[test]
 fn pin_raised_by_another_thread_is_up_for_an_entry() {
     every_order(PREEMPTIONS, || {
-        let scene = Scene::new(InterruptMode::Pin);
-        let guest = scene.clone();
+        let fixture = Fixture::new(InterruptMode::Pin);
+        let guest = fixture.clone();
         let guest = thread::spawn(move || guest.take(1, Rings::EachTime));
-        let engine = scene.clone();
+        let engine = fixture.clone();
         let engine = thread::spawn(move || engine.notifier.update_pin());
-        let mut worker = Worker::new(scene.clone(), NO_COALESCING);
+        let mut worker = Worker::new(fixture.clone(), NO_COALESCING);
         worker.round(Some(1));
         engine.join().unwrap();
         while worker.round(None) {
-            scene.notifier.events(WORKER).wait(None, || true);
+            fixture.notifier.events(WORKER).wait(None, || true);
         }
         guest.join().unwrap();
-        assert!(!scene.line.pin.load(Ordering::SeqCst));
+        assert!(!fixture.line.pin.load(Ordering::SeqCst));
     });
 }
 
@@ -331,25 +331,25 @@ fn new_queue_is_not_taken_for_the_deleted_one() {
 fn no_interrupt_is_raised_after_a_reset_is_answered() {
     for mode in [InterruptMode::MsiX, InterruptMode::Pin] {
         every_order(PREEMPTIONS, move || {
-            let scene = Scene::new(mode);
-            let guest = scene.clone();
+            let fixture = Fixture::new(mode);
+            let guest = fixture.clone();
             let guest = thread::spawn(move || {
                 guest.notifier.change(Registers::reset);
                 assert!(!guest.line.pin.load(Ordering::SeqCst));
                 guest.line.over.store(true, Ordering::SeqCst);
             });
-            let mut worker = Worker::new(scene.clone(), NO_COALESCING);
+            let mut worker = Worker::new(fixture.clone(), NO_COALESCING);
             worker.post(1);
             worker.post(1);
-            while !scene.notifier.quiet() {
+            while !fixture.notifier.quiet() {
                 thread::yield_now();
             }
             // The engine's turn: the worker forgets the queue, and its interrupt with it.
-            scene.notifier.intx.close(QUEUE);
-            scene.notifier.report(Registers::disabled);
-            scene.notifier.update_pin();
+            fixture.notifier.intx.close(QUEUE);
+            fixture.notifier.report(Registers::disabled);
+            fixture.notifier.update_pin();
             guest.join().unwrap();
-            assert!(!scene.line.pin.load(Ordering::SeqCst));
+            assert!(!fixture.line.pin.load(Ordering::SeqCst));
         });
     }
 }

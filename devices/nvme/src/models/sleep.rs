@@ -44,15 +44,15 @@ impl GuestWords for ShadowWords {
 }
 
 /// The event count of a thread, and the sources of its work.
-struct Scene {
+struct Fixture {
     count: EventCount,
     /// A doorbell.
     value: AtomicU32,
     request: Mutex<Option<u32>>,
 }
 
-fn scene() -> Arc<Scene> {
-    Arc::new(Scene {
+fn fixture() -> Arc<Fixture> {
+    Arc::new(Fixture {
         count: EventCount::new(EventFd::new().unwrap()),
         value: AtomicU32::new(0),
         request: Mutex::new(None),
@@ -62,15 +62,15 @@ fn scene() -> Arc<Scene> {
 #[test]
 fn doorbell_read_before_blocking_is_never_missed() {
     every_order(PREEMPTIONS, || {
-        let scene = scene();
-        let guest = scene.clone();
+        let fixture = fixture();
+        let guest = fixture.clone();
         let guest = thread::spawn(move || {
             guest.value.store(1, Ordering::Release);
             guest.count.wake();
         });
-        let idle = || scene.value.load(Ordering::Acquire) == 0;
+        let idle = || fixture.value.load(Ordering::Acquire) == 0;
         while idle() {
-            scene.count.wait(None, idle);
+            fixture.count.wait(None, idle);
         }
         guest.join().unwrap();
     });
@@ -79,17 +79,17 @@ fn doorbell_read_before_blocking_is_never_missed() {
 #[test]
 fn notification_of_a_request_is_never_missed() {
     every_order(PREEMPTIONS, || {
-        let scene = scene();
-        let engine = scene.clone();
+        let fixture = fixture();
+        let engine = fixture.clone();
         let engine = thread::spawn(move || {
             *engine.request.lock() = Some(1);
             engine.count.notify();
         });
         loop {
-            if scene.count.take_notification() && scene.request.lock().take() == Some(1) {
+            if fixture.count.take_notification() && fixture.request.lock().take() == Some(1) {
                 break;
             }
-            scene.count.wait(None, || true);
+            fixture.count.wait(None, || true);
         }
         engine.join().unwrap();
     });
@@ -98,14 +98,14 @@ fn notification_of_a_request_is_never_missed() {
 #[test]
 fn kernel_event_is_never_missed() {
     every_order(PREEMPTIONS, || {
-        let scene = scene();
-        let kernel = scene.clone();
+        let fixture = fixture();
+        let kernel = fixture.clone();
         let kernel = thread::spawn(move || {
             kernel.value.store(1, Ordering::Release);
             kernel.count.event_fd().signal();
         });
-        while scene.value.load(Ordering::Acquire) == 0 {
-            scene.count.wait(None, || true);
+        while fixture.value.load(Ordering::Acquire) == 0 {
+            fixture.count.wait(None, || true);
         }
         kernel.join().unwrap();
     });
@@ -114,14 +114,14 @@ fn kernel_event_is_never_missed() {
 #[test]
 fn shadow_doorbell_is_seen_or_rung() {
     every_order(PREEMPTIONS, || {
-        let scene = scene();
+        let fixture = fixture();
         let words = Arc::new([0, 0].map(AtomicU32::new));
         let mut memory = ShadowWords(words.clone());
         let page = DoorbellPage::new(2, 0x4000).unwrap();
         let mut doorbell = QueueDoorbell::new(page.into(), TAIL);
         doorbell.move_to(SHADOW, &mut memory);
         memory.store(SHADOW.events, BEHIND);
-        let guest = scene.clone();
+        let guest = fixture.clone();
         let guest = thread::spawn(move || {
             let [value, event] = &*words;
             value.store(1, Ordering::Relaxed);
@@ -132,8 +132,8 @@ fn shadow_doorbell_is_seen_or_rung() {
             }
         });
         while doorbell.read(&mut memory) == Ok(0) {
-            let _ = scene.count.take_notification();
-            scene
+            let _ = fixture.count.take_notification();
+            fixture
                 .count
                 .wait(None, || doorbell.arm(&mut memory) == Ok(true));
         }
@@ -144,20 +144,20 @@ fn shadow_doorbell_is_seen_or_rung() {
 #[test]
 fn notification_hides_no_other() {
     every_order(PREEMPTIONS - 1, || {
-        let scene = scene();
+        let fixture = fixture();
         let notifiers = [1, 2].map(|bit| {
-            let scene = scene.clone();
+            let fixture = fixture.clone();
             thread::spawn(move || {
-                scene.value.fetch_or(bit, Ordering::Relaxed);
-                scene.count.notify();
+                fixture.value.fetch_or(bit, Ordering::Relaxed);
+                fixture.count.notify();
             })
         });
         let mut seen = 0;
         while seen != 3 {
-            if scene.count.take_notification() {
-                seen = scene.value.load(Ordering::Relaxed);
+            if fixture.count.take_notification() {
+                seen = fixture.value.load(Ordering::Relaxed);
             } else {
-                scene.count.wait(None, || true);
+                fixture.count.wait(None, || true);
             }
         }
         for notifier in notifiers {

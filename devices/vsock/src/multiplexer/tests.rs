@@ -32,13 +32,13 @@ impl PeerCheck for Programs {
 }
 
 /// A multiplexer, and the guest behind it.
-struct Bench {
+struct Fixture {
     multiplexer: Multiplexer,
     path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         Self::of(Programs::Ours)
     }
@@ -122,17 +122,17 @@ impl Bench {
 
 #[test]
 fn data_goes_both_ways_within_the_credit() {
-    let mut bench = Bench::new();
-    let (mut program, ports) = bench.connected(300);
+    let mut fixture = Fixture::new();
+    let (mut program, ports) = fixture.connected(300);
     program.write_all(&[7; 500]).unwrap();
-    let lengths: Vec<usize> = std::iter::from_fn(|| bench.packet())
+    let lengths: Vec<usize> = std::iter::from_fn(|| fixture.packet())
         .map(|(_, data)| data.len())
         .collect();
     assert_eq!(lengths, [256, 44]);
-    bench.say(ports, PacketKind::CreditUpdate, 0, 300, 300);
-    assert_eq!(bench.packet().unwrap().1, [7; 200]);
-    assert_eq!(bench.packet(), None);
-    bench.send(ports, b"hello");
+    fixture.say(ports, PacketKind::CreditUpdate, 0, 300, 300);
+    assert_eq!(fixture.packet().unwrap().1, [7; 200]);
+    assert_eq!(fixture.packet(), None);
+    fixture.send(ports, b"hello");
     let mut said = [0; 16];
     assert_eq!(program.read(&mut said).unwrap(), 5);
     assert_eq!(&said[..5], b"hello");
@@ -140,16 +140,16 @@ fn data_goes_both_ways_within_the_credit() {
 
 #[test]
 fn guest_beyond_its_credit_loses_the_connection() {
-    let mut bench = Bench::new();
-    let (program, ports) = bench.connected(1000);
+    let mut fixture = Fixture::new();
+    let (program, ports) = fixture.connected(1000);
     let chunk = vec![1; 32 << 10];
     // The socket takes some, the device holds its buffer's worth.
     let mut sent = 0;
-    while bench
+    while fixture
         .packet()
         .is_none_or(|(header, _)| header.kind != PacketKind::Reset)
     {
-        bench.send(ports, &chunk);
+        fixture.send(ports, &chunk);
         sent += chunk.len();
         assert!(sent < 16 << 20, "no end");
     }
@@ -159,17 +159,17 @@ fn guest_beyond_its_credit_loses_the_connection() {
 
 #[test]
 fn slow_program_gets_all_that_a_closed_guest_sent() {
-    let mut bench = Bench::new();
-    let (mut program, ports) = bench.connected(1000);
+    let mut fixture = Fixture::new();
+    let (mut program, ports) = fixture.connected(1000);
     let mut sent = 0;
     for _ in 0..7 {
-        bench.send(ports, &vec![1; 32 << 10]);
+        fixture.send(ports, &vec![1; 32 << 10]);
         sent += 32 << 10;
     }
     let both = NO_MORE_SENT | NO_MORE_RECEIVED;
-    bench.say(ports, PacketKind::Shutdown, both, 1000, 0);
+    fixture.say(ports, PacketKind::Shutdown, both, 1000, 0);
     // The guest need not wait for the program.
-    let kinds: Vec<PacketKind> = std::iter::from_fn(|| bench.packet())
+    let kinds: Vec<PacketKind> = std::iter::from_fn(|| fixture.packet())
         .map(|(header, _)| header.kind)
         .collect();
     assert_eq!(kinds.last(), Some(&PacketKind::Reset));
@@ -181,107 +181,107 @@ fn slow_program_gets_all_that_a_closed_guest_sent() {
             Ok(count) => got += count,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-        bench.multiplexer.take_events();
+        fixture.multiplexer.take_events();
     }
     assert_eq!(got, sent);
-    assert!(bench.multiplexer.peers.is_empty());
+    assert!(fixture.multiplexer.peers.is_empty());
 }
 
 #[test]
 fn end_of_a_program_reaches_the_guest_after_its_data() {
-    let mut bench = Bench::new();
-    let (mut program, ports) = bench.connected(1000);
+    let mut fixture = Fixture::new();
+    let (mut program, ports) = fixture.connected(1000);
     program.write_all(b"last").unwrap();
     program.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(bench.packet().unwrap().1, b"last");
-    let end = bench.packet().unwrap().0;
+    assert_eq!(fixture.packet().unwrap().1, b"last");
+    let end = fixture.packet().unwrap().0;
     assert_eq!((end.kind, end.flags), (PacketKind::Shutdown, NO_MORE_SENT));
     // The other direction is still open.
-    bench.send(ports, b"answer");
+    fixture.send(ports, b"answer");
     let mut said = [0; 16];
     assert_eq!(program.read(&mut said).unwrap(), 6);
     drop(program);
-    bench.send(ports, b"too late");
-    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
-    assert!(bench.multiplexer.peers.is_empty());
+    fixture.send(ports, b"too late");
+    assert_eq!(fixture.packet().unwrap().0.kind, PacketKind::Reset);
+    assert!(fixture.multiplexer.peers.is_empty());
 }
 
 #[test]
 fn program_that_leaves_tells_the_guest_to_close() {
-    let mut bench = Bench::new();
-    let (program, ports) = bench.connected(1000);
+    let mut fixture = Fixture::new();
+    let (program, ports) = fixture.connected(1000);
     drop(program);
-    let end = bench.packet().unwrap().0;
+    let end = fixture.packet().unwrap().0;
     let both = NO_MORE_SENT | NO_MORE_RECEIVED;
     assert_eq!((end.kind, end.flags), (PacketKind::Shutdown, both));
     // This holds with or without an answer of the guest.
-    assert!(bench.multiplexer.peers.is_empty());
-    bench.say(ports, PacketKind::Reset, 0, 0, 0);
-    assert_eq!(bench.packet(), None);
+    assert!(fixture.multiplexer.peers.is_empty());
+    fixture.say(ports, PacketKind::Reset, 0, 0, 0);
+    assert_eq!(fixture.packet(), None);
 }
 
 #[test]
 fn guest_that_receives_no_more_learns_that_a_program_left() {
-    let mut bench = Bench::new();
-    let (mut program, ports) = bench.connected(0);
+    let mut fixture = Fixture::new();
+    let (mut program, ports) = fixture.connected(0);
     program.write_all(b"this is not received").unwrap();
-    bench.say(ports, PacketKind::Shutdown, NO_MORE_RECEIVED, 0, 0);
-    assert_eq!(bench.packet(), None);
+    fixture.say(ports, PacketKind::Shutdown, NO_MORE_RECEIVED, 0, 0);
+    assert_eq!(fixture.packet(), None);
     drop(program);
-    let end = bench.packet().unwrap().0;
+    let end = fixture.packet().unwrap().0;
     assert_eq!((end.kind, end.ports), (PacketKind::Shutdown, ports));
-    assert!(bench.multiplexer.peers.is_empty());
+    assert!(fixture.multiplexer.peers.is_empty());
 }
 
 #[test]
 fn connection_before_the_driver_starts_is_kept() {
-    let mut bench = Bench::new();
-    let mut program = UnixStream::connect(&bench.path).unwrap();
+    let mut fixture = Fixture::new();
+    let mut program = UnixStream::connect(&fixture.path).unwrap();
     program.write_all(b"CONNECT 5\n").unwrap();
-    bench.multiplexer.take_events();
-    bench.multiplexer.reset();
-    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Request);
+    fixture.multiplexer.take_events();
+    fixture.multiplexer.reset();
+    assert_eq!(fixture.packet().unwrap().0.kind, PacketKind::Request);
 }
 
 #[test]
 fn connections_beyond_the_limit_are_refused() {
-    let mut bench = Bench::new();
-    let mut programs: Vec<_> = (0..LIMIT).map(|_| bench.asked().0).collect();
-    let mut late = UnixStream::connect(&bench.path).unwrap();
+    let mut fixture = Fixture::new();
+    let mut programs: Vec<_> = (0..LIMIT).map(|_| fixture.asked().0).collect();
+    let mut late = UnixStream::connect(&fixture.path).unwrap();
     late.write_all(b"CONNECT 5\n").unwrap();
-    assert_eq!(bench.packet(), None);
+    assert_eq!(fixture.packet(), None);
     assert_eq!(late.read(&mut [0]).unwrap(), 0);
     programs.pop();
-    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
-    bench.asked();
+    assert_eq!(fixture.packet().unwrap().0.kind, PacketKind::Reset);
+    fixture.asked();
 }
 
 #[test]
 fn program_of_another_user_is_refused() {
-    let mut bench = Bench::of(Programs::Others);
-    let mut program = UnixStream::connect(&bench.path).unwrap();
-    bench.multiplexer.take_events();
-    assert!(bench.multiplexer.peers.is_empty());
+    let mut fixture = Fixture::of(Programs::Others);
+    let mut program = UnixStream::connect(&fixture.path).unwrap();
+    fixture.multiplexer.take_events();
+    assert!(fixture.multiplexer.peers.is_empty());
     assert_eq!(program.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
 fn refused_request_closes_the_programs_socket() {
-    let mut bench = Bench::new();
-    let (mut program, request) = bench.asked();
-    bench.say(request.ports, PacketKind::Reset, 0, 0, 0);
+    let mut fixture = Fixture::new();
+    let (mut program, request) = fixture.asked();
+    fixture.say(request.ports, PacketKind::Reset, 0, 0, 0);
     assert_eq!(program.read(&mut [0; 8]).unwrap(), 0);
 }
 
 #[test]
 fn packets_of_no_connection_are_refused_with_a_limit() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     for host in 0..10_000 {
         let ports = Ports { guest: 1, host };
-        bench.say(ports, PacketKind::Request, 0, 0, 0);
-        bench.say(ports, PacketKind::Reset, 0, 0, 0);
+        fixture.say(ports, PacketKind::Request, 0, 0, 0);
+        fixture.say(ports, PacketKind::Reset, 0, 0, 0);
     }
-    let refused: Vec<_> = std::iter::from_fn(|| bench.packet()).collect();
+    let refused: Vec<_> = std::iter::from_fn(|| fixture.packet()).collect();
     assert_eq!(refused.len(), RESETS);
     assert!(
         refused
@@ -292,37 +292,37 @@ fn packets_of_no_connection_are_refused_with_a_limit() {
 
 #[test]
 fn silent_programs_give_way_to_others() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     let mut silent = Vec::new();
     for _ in 0..LIMIT + 1 {
-        silent.push(UnixStream::connect(&bench.path).unwrap());
-        bench.multiplexer.take_events();
+        silent.push(UnixStream::connect(&fixture.path).unwrap());
+        fixture.multiplexer.take_events();
     }
-    assert_eq!(bench.multiplexer.peers.len(), LIMIT);
+    assert_eq!(fixture.multiplexer.peers.len(), LIMIT);
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
-    let (_program, _ports) = bench.connected(1000);
+    let (_program, _ports) = fixture.connected(1000);
 }
 
 #[test]
 fn new_driver_ends_the_connections_of_the_former() {
-    let mut bench = Bench::new();
-    let (mut program, ports) = bench.connected(1000);
-    bench.multiplexer.reset();
+    let mut fixture = Fixture::new();
+    let (mut program, ports) = fixture.connected(1000);
+    fixture.multiplexer.reset();
     assert_eq!(program.read(&mut [0]).unwrap(), 0);
-    bench.send(ports, b"x");
-    assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
+    fixture.send(ports, b"x");
+    assert_eq!(fixture.packet().unwrap().0.kind, PacketKind::Reset);
 }
 
 #[test]
 fn connection_whose_guest_sends_no_more_is_at_rest() {
-    let mut bench = Bench::new();
-    let (mut program, ports) = bench.connected(1000);
-    bench.say(ports, PacketKind::Shutdown, NO_MORE_SENT, 1000, 0);
-    assert_eq!(bench.packet(), None);
+    let mut fixture = Fixture::new();
+    let (mut program, ports) = fixture.connected(1000);
+    fixture.say(ports, PacketKind::Shutdown, NO_MORE_SENT, 1000, 0);
+    assert_eq!(fixture.packet(), None);
     assert_eq!(program.read(&mut [0; 16]).unwrap(), 0, "the end");
     program.write_all(b"more").unwrap();
-    assert_eq!(bench.packet().unwrap().1, b"more");
-    assert_eq!(bench.packet(), None);
+    assert_eq!(fixture.packet().unwrap().1, b"more");
+    assert_eq!(fixture.packet(), None);
 }
 
 /// A step of programs and a hostile guest.
@@ -414,7 +414,7 @@ impl Program {
     }
 }
 
-impl Bench {
+impl Fixture {
     /// Takes a step of a guest that follows no rule.
     fn take(&mut self, step: Step, programs: &mut Vec<Program>) {
         let of = |number: usize, programs: &[Program]| number.checked_rem(programs.len());
@@ -484,22 +484,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn programs_are_served_whatever_the_guest_has_said(steps in prop::collection::vec(step(), 1..60)) {
-        let mut bench = Bench::new();
+        let mut fixture = Fixture::new();
         let mut programs = Vec::new();
         for step in steps {
-            bench.take(step, &mut programs);
+            fixture.take(step, &mut programs);
         }
         for mut program in programs {
             program.read();
             program.check();
         }
-        while bench.packet().is_some() {}
-        let (mut program, ports) = bench.connected(1000);
-        bench.send(ports, b"hello");
+        while fixture.packet().is_some() {}
+        let (mut program, ports) = fixture.connected(1000);
+        fixture.send(ports, b"hello");
         let mut said = [0; 16];
         prop_assert_eq!(program.read(&mut said).unwrap(), 5);
         program.write_all(b"world").unwrap();
-        let packets = std::iter::from_fn(|| bench.packet());
+        let packets = std::iter::from_fn(|| fixture.packet());
         let data: Vec<u8> = packets.flat_map(|(_, data)| data).collect();
         prop_assert_eq!(data, b"world");
     }

@@ -108,7 +108,7 @@ impl Way {
 }
 
 /// Source and destination of the reads.
-struct Scene<'a> {
+struct Fixture<'a> {
     guest: &'a GuestContext,
     taken: &'a TakenDevices<'a>,
     backend: VfioBackend,
@@ -138,7 +138,7 @@ fn lose(
     let own = space.allocate(READ)?;
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
     let (gpu, address) = map(&space, backend, binding)?;
-    let scene = Scene {
+    let fixture = Fixture {
         guest,
         taken,
         backend,
@@ -152,7 +152,7 @@ fn lose(
     let load = Load::default();
     let ((kept, reset), slots) = load.during(&mut disk, address, || {
         load.wait_for(&load.done, BEFORE)?;
-        let kept = take_away(way, gpu, &device, &scene.space, address)?;
+        let kept = take_away(way, gpu, &device, &fixture.space, address)?;
         if !way.is_at_once(backend) {
             wait_for_d3hot(binding.pci())?;
         }
@@ -163,10 +163,10 @@ fn lose(
     measure.bytes = measure
         .bytes
         .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
-    scene.judge(way, disk, (kept, reset), &slots)
+    fixture.judge(way, disk, (kept, reset), &slots)
 }
 
-impl Scene<'_> {
+impl Fixture<'_> {
     /// Checks the state after a loss: the GPU, unless it was closed, and the disk, which may have
     /// been reset.
     fn judge(
@@ -218,7 +218,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// Like [`Scene::are_refused`], and checks that the memory stays unchanged.
+    /// Like [`Fixture::are_refused`], and checks that the memory stays unchanged.
     fn leave_the_mark(&self, disk: &mut Disk, gpu: &VfioDevice) -> anyhow::Result<()> {
         mark(gpu)?;
         self.are_refused(disk)?;

@@ -8,7 +8,7 @@ use peerbar_agent::dma_buf_importer::Kind;
 use peerbar_agent::gpus;
 use peerbar_gds::{ExportPolicy, Gpu};
 
-use super::{Bench, MARK};
+use super::{Fixture, MARK};
 use crate::expect::{same, sizes, take_all};
 use crate::load::memory_is_back;
 use crate::user::GpuUser;
@@ -20,25 +20,30 @@ const BYTES: u64 = 1 << 20;
 const OTHER: u64 = 0x0bad_0bad_0bad_0bad;
 
 /// Returns the number of bytes that `reader` has copied out of the memory.
-pub(super) fn memory_stays(bench: &Bench<'_>, reader: &gpus::Gpu) -> anyhow::Result<u64> {
+pub(super) fn memory_stays(fixture: &Fixture<'_>, reader: &gpus::Gpu) -> anyhow::Result<u64> {
     for (policy, kind) in [
         (ExportPolicy::Pinned, Kind::Pinning),
         (ExportPolicy::Static, Kind::Static),
     ] {
-        once(bench, &reader.open()?, policy, kind)
+        once(fixture, &reader.open()?, policy, kind)
             .with_context(|| format!("a program is killed whose export is {policy:?}"))?;
-        memory_is_back(bench.guest, bench.gpu)?;
+        memory_is_back(fixture.guest, fixture.gpu)?;
     }
     Ok(2 * BYTES)
 }
 
-fn once(bench: &Bench<'_>, reader: &Gpu, policy: ExportPolicy, kind: Kind) -> anyhow::Result<()> {
-    let before = bench.gpu.free_vram()?;
-    let (user, dma_buf) = GpuUser::exporter(bench.gpu.node(), BYTES, MARK, policy)?;
-    let import = bench.import(&dma_buf, kind)?;
+fn once(
+    fixture: &Fixture<'_>,
+    reader: &Gpu,
+    policy: ExportPolicy,
+    kind: Kind,
+) -> anyhow::Result<()> {
+    let before = fixture.gpu.free_vram()?;
+    let (user, dma_buf) = GpuUser::exporter(fixture.gpu.node(), BYTES, MARK, policy)?;
+    let import = fixture.import(&dma_buf, kind)?;
     drop(dma_buf);
     user.kill()?;
-    let gpu = bench.gpu.open()?;
+    let gpu = fixture.gpu.open()?;
     let others = take_all(&gpu);
     for buffer in &others {
         gpu.fill(buffer.span(..)?, OTHER)?;

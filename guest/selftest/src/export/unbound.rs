@@ -9,7 +9,7 @@ use peerbar_agent::dma_buf_importer::{Import, Kind};
 use peerbar_agent::kmsg::KernelLog;
 use peerbar_gds::ExportPolicy;
 
-use super::{Bench, is_notified};
+use super::{Fixture, is_notified};
 use crate::expect::{refused, works};
 use crate::load::{GPU_PAGE, TIME_OUT, memory_is_back};
 
@@ -18,41 +18,41 @@ const DRIVER: &str = "/sys/bus/pci/drivers/peerbar_gpu";
 /// The driver's message when it waits.
 const WAITS: &str = "is not removed before the last holder of its memory releases it";
 
-pub(super) fn waits_for_holders(bench: &Bench<'_>) -> anyhow::Result<()> {
+pub(super) fn waits_for_holders(fixture: &Fixture<'_>) -> anyhow::Result<()> {
     for (policy, kind) in [
         (ExportPolicy::Pinned, Kind::Pinning),
         (ExportPolicy::Static, Kind::Static),
     ] {
-        once(bench, policy, kind)
+        once(fixture, policy, kind)
             .with_context(|| format!("the driver leaves while an export is {policy:?}"))?;
-        works_again(bench).context("after the driver came back")?;
+        works_again(fixture).context("after the driver came back")?;
     }
     Ok(())
 }
 
 /// Tests an importer that only pins or only maps, to check that each alone keeps the driver.
-fn once(bench: &Bench<'_>, policy: ExportPolicy, kind: Kind) -> anyhow::Result<()> {
-    let gpu = bench.gpu.open()?;
+fn once(fixture: &Fixture<'_>, policy: ExportPolicy, kind: Kind) -> anyhow::Result<()> {
+    let gpu = fixture.gpu.open()?;
     // The driver revokes one after the other, and none may wait for the holder of another.
     let buffers = [(); 3].map(|()| gpu.allocate(GPU_PAGE));
     let [first, held, last] = buffers;
     let (first, held, last) = (first?, held?, last?);
     let revocable = [first.export()?, last.export()?];
     let bystanders = [
-        bench.import(&revocable[0], Kind::Notified)?,
-        bench.import(&revocable[1], Kind::Notified)?,
+        fixture.import(&revocable[0], Kind::Notified)?,
+        fixture.import(&revocable[1], Kind::Notified)?,
     ];
     let dma_buf = held.export_as(policy)?;
-    let import = bench.attach(&dma_buf, kind)?;
+    let import = fixture.attach(&dma_buf, kind)?;
     match kind {
         Kind::Static => import.map().map(drop)?,
         _ => import.pin()?,
     }
     let mut log = KernelLog::from_now_on()?;
     let ended = thread::scope(|scope| {
-        let unbind = scope.spawn(|| write("unbind", bench));
-        let seen = is_waiting(bench, &mut log, &bystanders);
-        let late = bench.attach(&dma_buf, kind).map(drop);
+        let unbind = scope.spawn(|| write("unbind", fixture));
+        let seen = is_waiting(fixture, &mut log, &bystanders);
+        let late = fixture.attach(&dma_buf, kind).map(drop);
         let ended_early = unbind.is_finished();
         // Whatever was seen, the thread ends only now.
         drop(import);
@@ -67,17 +67,17 @@ fn once(bench: &Bench<'_>, policy: ExportPolicy, kind: Kind) -> anyhow::Result<(
     });
     drop((first, held, last, gpu));
     ended?;
-    write("bind", bench)
+    write("bind", fixture)
 }
 
 /// Checks that all importers that can be notified were notified, and that the driver reports that
 /// it waits.
 fn is_waiting(
-    bench: &Bench<'_>,
+    fixture: &Fixture<'_>,
     log: &mut KernelLog,
     bystanders: &[Import<'_>],
 ) -> anyhow::Result<()> {
-    bench.guest.uevents.wait_for(TIME_OUT, || {
+    fixture.guest.uevents.wait_for(TIME_OUT, || {
         ensure!(
             log.new_messages().any(|line| line.contains(WAITS)),
             "the driver does not wait for the holder of a dma-buf"
@@ -87,18 +87,18 @@ fn is_waiting(
     bystanders.iter().try_for_each(is_notified)
 }
 
-fn write(file: &str, bench: &Bench<'_>) -> anyhow::Result<()> {
-    let name = bench.gpu.pci.file_name();
+fn write(file: &str, fixture: &Fixture<'_>) -> anyhow::Result<()> {
+    let name = fixture.gpu.pci.file_name();
     let name = name.context("a GPU without an address")?;
     let path = Path::new(DRIVER).join(file);
     fs::write(&path, name.as_encoded_bytes())
         .with_context(|| format!("cannot write to {}", path.display()))
 }
 
-fn works_again(bench: &Bench<'_>) -> anyhow::Result<()> {
-    let uevents = &bench.guest.uevents;
-    let gpu = uevents.wait_for(TIME_OUT, || bench.gpu.open())?;
+fn works_again(fixture: &Fixture<'_>) -> anyhow::Result<()> {
+    let uevents = &fixture.guest.uevents;
+    let gpu = uevents.wait_for(TIME_OUT, || fixture.gpu.open())?;
     works(&gpu)?;
     drop(gpu);
-    memory_is_back(bench.guest, bench.gpu)
+    memory_is_back(fixture.guest, fixture.gpu)
 }

@@ -51,7 +51,7 @@ struct Mistake {
 /// Number of the device's requests that mistakes make fail, by a bus address.
 pub(super) const FAILED_REQUESTS: u64 = 2;
 
-pub(super) struct Bench<'a> {
+pub(super) struct Fixture<'a> {
     guest: &'a GuestContext,
     channel: &'a Channel,
     /// The GPU with a channel that must not be affected.
@@ -61,7 +61,7 @@ pub(super) struct Bench<'a> {
     base: u64,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Fixture<'a> {
     pub(super) fn new(
         guest: &'a GuestContext,
         gpu: &'a gpus::Gpu,
@@ -71,7 +71,7 @@ impl<'a> Bench<'a> {
         let buffer = other.allocate(BYTES)?;
         let placement = buffer.placement(0)?;
         ensure!(placement.length >= BYTES, "VRAM lies in pieces");
-        Ok(Bench {
+        Ok(Fixture {
             guest,
             channel,
             other,

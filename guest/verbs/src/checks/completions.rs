@@ -26,24 +26,27 @@ const BESIDE: u8 = 0x5a;
 
 /// Makes the adapter `nic` complete requests in queues in memory of this kind.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
-    let bench = Bench::new(nic, kind)?;
-    report.add("writes, nearly five times round the queue", bench.writes());
-    report.add("sends and receives", bench.messages());
-    report.add("a request that fails", bench.failure());
+    let fixture = Fixture::new(nic, kind)?;
+    report.add(
+        "writes, nearly five times round the queue",
+        fixture.writes(),
+    );
+    report.add("sends and receives", fixture.messages());
+    report.add("a request that fails", fixture.failure());
     if let MemoryKind::Vram(_) = kind {
-        report.add("buffer that can be revoked", bench.revocable());
-        report.add("revoke of a queue's buffer", bench.revoked());
+        report.add("buffer that can be revoked", fixture.revocable());
+        report.add("revoke of a queue's buffer", fixture.revoked());
     }
-    report.add("buffer that is too short", bench.short());
-    report.add("receives that are flushed", bench.flush());
-    report.add("nothing beside the entries", bench.beside());
-    let completions = bench.sent.consumed() + bench.received.consumed();
+    report.add("buffer that is too short", fixture.short());
+    report.add("receives that are flushed", fixture.flush());
+    report.add("nothing beside the entries", fixture.beside());
+    let completions = fixture.sent.consumed() + fixture.received.consumed();
     println!("# completions {completions}");
     Ok(())
 }
 
 /// Two queue pairs, each with a queue in a page of the memory.
-struct Bench {
+struct Fixture {
     // The queue pairs are dropped before the queues, and those before the memory.
     asking: QueuePair,
     asked: QueuePair,
@@ -57,7 +60,7 @@ struct Bench {
     domain: ProtectionDomain,
 }
 
-impl Bench {
+impl Fixture {
     fn new(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;

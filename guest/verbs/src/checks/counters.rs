@@ -25,8 +25,8 @@ const TARGET: u64 = 128;
 /// Makes the adapter `nic` count, in words in memory of this kind, its work with memory of the
 /// host.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
-    let bench = Bench::new(nic, kind)?;
-    let in_use = bench
+    let fixture = Fixture::new(nic, kind)?;
+    let in_use = fixture
         .counters
         .each_ref()
         .map(|it| it.modify(Word::Errors, Change::Set(0)));
@@ -36,20 +36,20 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::R
             .into_iter()
             .collect::<Result<Vec<()>, _>>()
             .map_err(Into::into)
-            .and_then(|_| bench.expect("at first", [[0, 0]; 3])),
+            .and_then(|_| fixture.expect("at first", [[0, 0]; 3])),
     );
-    report.add("sends and receives", bench.messages());
-    report.add("writes and reads", bench.transfers());
-    report.add("errors", bench.errors());
-    report.add("words that are set and added to", bench.changes());
-    report.add("a second counter of the same operations", bench.overlap());
-    report.add("counters that are in use", bench.destruction());
+    report.add("sends and receives", fixture.messages());
+    report.add("writes and reads", fixture.transfers());
+    report.add("errors", fixture.errors());
+    report.add("words that are set and added to", fixture.changes());
+    report.add("a second counter of the same operations", fixture.overlap());
+    report.add("counters that are in use", fixture.destruction());
     Ok(())
 }
 
 /// Two queue pairs with counters: of the first one's sends, of the second one's receives, and of
 /// others' accesses to its memory.
-struct Bench {
+struct Fixture {
     asking: QueuePair,
     asked: QueuePair,
     counters: [CompletionCounter; 3],
@@ -60,7 +60,7 @@ struct Bench {
     domain: ProtectionDomain,
 }
 
-impl Bench {
+impl Fixture {
     fn new(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;

@@ -17,38 +17,38 @@ const OWN: u8 = 0xc3;
 /// Bytes of a request.
 const LENGTH: u32 = 512;
 
-type Check = fn(&Bench) -> anyhow::Result<()>;
+type Check = fn(&Fixture) -> anyhow::Result<()>;
 
 /// Sends the adapter `nic` requests that it must refuse to its own program.
 pub(crate) fn run(nic: &str, report: &mut Report) -> anyhow::Result<()> {
-    let bench = Bench::new(nic)?;
+    let fixture = Fixture::new(nic)?;
     let checks: [(&str, Check); 7] = [
         (
             "read into memory without the right",
-            Bench::read_without_the_right,
+            Fixture::read_without_the_right,
         ),
         (
             "receive without the right",
-            Bench::receive_without_the_right,
+            Fixture::receive_without_the_right,
         ),
-        ("guessed local keys", Bench::guessed_local_keys),
-        ("beyond the end of its own region", Bench::beyond_the_end),
-        ("its own deregistered region", Bench::deregistered_region),
-        ("its own queue pair in a wrong state", Bench::wrong_states),
+        ("guessed local keys", Fixture::guessed_local_keys),
+        ("beyond the end of its own region", Fixture::beyond_the_end),
+        ("its own deregistered region", Fixture::deregistered_region),
+        ("its own queue pair in a wrong state", Fixture::wrong_states),
         (
             "receives of a queue pair that is stopped",
-            Bench::flushed_receives,
+            Fixture::flushed_receives,
         ),
     ];
     for (name, check) in checks {
-        let checked = check(&bench).and_then(|()| bench.still_works());
+        let checked = check(&fixture).and_then(|()| fixture.still_works());
         report.add(name, checked);
     }
     Ok(())
 }
 
 /// An adapter, a queue pair of the requester, and memory on both sides.
-pub(crate) struct Bench {
+pub(crate) struct Fixture {
     pub(crate) domain: ProtectionDomain,
     asking: QueuePair,
     asked: QueuePair,
@@ -57,7 +57,7 @@ pub(crate) struct Bench {
     own: Memory,
 }
 
-impl Bench {
+impl Fixture {
     pub(crate) fn new(nic: &str) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;

@@ -4,7 +4,7 @@ use peerbar_gds::{ExportPolicy, Gpu};
 use peerbar_verbs::{AccessFlags, Region};
 
 use super::memory::{PAGE, VRAM_ADDRESS};
-use super::refusals::Bench;
+use super::refusals::Fixture;
 use super::report::{Report, refused};
 
 /// Number of pages of a buffer.
@@ -14,29 +14,39 @@ const BYTES: u64 = PAGES * PAGE;
 /// Sends the adapter `nic` requests for memory of the GPU with the number `gpu` that it must
 /// refuse.
 pub(crate) fn run(nic: &str, gpu: u32, report: &mut Report) -> anyhow::Result<()> {
-    let bench = Bench::new(nic)?;
+    let fixture = Fixture::new(nic)?;
     let gpu = Gpu::open(gpu)?;
-    report.add("more than the dma-buf has", longer(&bench, &gpu));
-    report.add("dma-buf that can be revoked", revocable(&bench, &gpu));
+    report.add("more than the dma-buf has", longer(&fixture, &gpu));
+    report.add("dma-buf that can be revoked", revocable(&fixture, &gpu));
     Ok(())
 }
 
-fn longer(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
+fn longer(fixture: &Fixture, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(BYTES)?;
     let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
     let size = buffer.size().saturating_add(PAGE);
-    let registered =
-        Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, AccessFlags::ALL);
+    let registered = Region::of_dma_buf(
+        &fixture.domain,
+        dma_buf,
+        size,
+        VRAM_ADDRESS,
+        AccessFlags::ALL,
+    );
     refused(registered, libc::EINVAL)
 }
 
 /// Checks that revocable memory is refused: the kernel's driver must pin memory, which its exporter
 /// does not allow.
-fn revocable(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
+fn revocable(fixture: &Fixture, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(BYTES)?;
     let dma_buf = buffer.export_as(ExportPolicy::Revocable)?;
     let size = buffer.size();
-    let registered =
-        Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, AccessFlags::ALL);
+    let registered = Region::of_dma_buf(
+        &fixture.domain,
+        dma_buf,
+        size,
+        VRAM_ADDRESS,
+        AccessFlags::ALL,
+    );
     refused(registered, libc::EOPNOTSUPP)
 }

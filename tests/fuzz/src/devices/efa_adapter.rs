@@ -34,7 +34,7 @@ const OBJECTS: u16 = 3;
 /// Time from one step of the adapter to the next.
 const STEP: Duration = Duration::from_millis(4);
 
-struct Bench {
+struct Fixture {
     efa: SteppedEfa,
     queues: MemoryFile,
     ram: MemoryFile,
@@ -57,27 +57,27 @@ struct Known {
 
 /// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
-    static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
-    let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
-    let mut bench = bench.lock().expect("no earlier failure");
-    bench.start();
+    static BENCH: OnceLock<Mutex<Fixture>> = OnceLock::new();
+    let fixture = BENCH.get_or_init(|| Mutex::new(Fixture::new()));
+    let mut fixture = fixture.lock().expect("no earlier failure");
+    fixture.start();
     let mut input = Input::new(data);
     for _ in 0..STEPS {
-        if bench.step(&mut input).is_none() {
+        if fixture.step(&mut input).is_none() {
             break;
         }
     }
-    bench.start();
-    assert_eq!(bench.command(Opcode::AllocPd as u8, 0, &[]), 0, "a reset");
+    fixture.start();
+    assert_eq!(fixture.command(Opcode::AllocPd as u8, 0, &[]), 0, "a reset");
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let config = Config {
             gid: Some("fe80::1".parse().expect("a GID")),
             ..Config::default()
         };
-        let mut bench = Self {
+        let mut fixture = Self {
             efa: Efa::stepped(&config).expect("an adapter"),
             queues: MemoryFile::create("queues", PAGE).expect("memory"),
             ram: MemoryFile::create("ram", PAGES * PAGE).expect("memory"),
@@ -86,9 +86,9 @@ impl Bench {
             now: Instant::now(),
             known: Known::default(),
         };
-        let file = bench.queues.file();
-        guest_ram::map(&mut bench.efa.endpoint, QUEUES_AT, PAGE, file, 0);
-        bench
+        let file = fixture.queues.file();
+        guest_ram::map(&mut fixture.efa.endpoint, QUEUES_AT, PAGE, file, 0);
+        fixture
     }
 
     /// Restores the start state of every input: reset, with empty queues and all of its memory.
@@ -344,12 +344,12 @@ mod tests {
 
     /// Returns 16 bytes of guest memory after a seed.
     fn found(seed: &[u8], at: u64) -> [u8; 16] {
-        let mut bench = Bench::new();
-        bench.start();
+        let mut fixture = Fixture::new();
+        fixture.start();
         let mut input = Input::new(seed);
-        while bench.step(&mut input).is_some() {}
+        while fixture.step(&mut input).is_some() {}
         let mut found = [0; 16];
-        bench.ram.read(at, &mut found).expect("RAM");
+        fixture.ram.read(at, &mut found).expect("RAM");
         found
     }
 

@@ -32,7 +32,7 @@ struct Channel {
     failed: Option<u8>,
 }
 
-struct Bench {
+struct Fixture {
     gpu: GpuBench,
     ram: Arc<MemoryFile>,
     rings: MemoryFile,
@@ -42,33 +42,33 @@ struct Bench {
 
 /// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
-    static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
-    let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
-    let mut bench = bench.lock().expect("no earlier failure");
-    bench.start();
+    static BENCH: OnceLock<Mutex<Fixture>> = OnceLock::new();
+    let fixture = BENCH.get_or_init(|| Mutex::new(Fixture::new()));
+    let mut fixture = fixture.lock().expect("no earlier failure");
+    fixture.start();
     let mut input = Input::new(data);
     for _ in 0..STEPS {
-        if bench.step(&mut input).is_none() {
+        if fixture.step(&mut input).is_none() {
             break;
         }
     }
-    bench.check_memories();
+    fixture.check_memories();
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let ram = MemoryFile::create("ram", RAM).expect("memory");
         let rings = u64::from(ENTRIES) * model::ENTRY_BYTES as u64 * u64::from(CHANNELS);
-        let mut bench = Self {
+        let mut fixture = Self {
             gpu: GpuBench::new(),
             ram: Arc::new(ram),
             rings: MemoryFile::create("rings", rings.next_multiple_of(PAGE)).expect("memory"),
             expected: Memories::new(),
             channels: Default::default(),
         };
-        let rings = bench.rings.file();
-        bench.gpu.map(RINGS_AT, bench.rings.size(), rings, 0);
-        bench
+        let rings = fixture.rings.file();
+        fixture.gpu.map(RINGS_AT, fixture.rings.size(), rings, 0);
+        fixture
     }
 
     /// Restores the start state of every input.
@@ -328,17 +328,17 @@ mod tests {
     }
 
     /// Executes a seed, in which no command may fail.
-    fn carry_out(seed: &[u8]) -> Bench {
-        let mut bench = Bench::new();
-        bench.start();
+    fn carry_out(seed: &[u8]) -> Fixture {
+        let mut fixture = Fixture::new();
+        fixture.start();
         let mut input = Input::new(seed);
-        while bench.step(&mut input).is_some() {
-            let failed = bench.channels.map(|channel| channel.failed);
+        while fixture.step(&mut input).is_some() {
+            let failed = fixture.channels.map(|channel| channel.failed);
             assert_eq!(failed, [None; CHANNELS as usize]);
         }
         assert_eq!(input.u8(), None, "the seed is used up");
-        bench.check_memories();
-        bench
+        fixture.check_memories();
+        fixture
     }
 
     #[test]
@@ -362,8 +362,8 @@ mod tests {
         let seed = entry(seed, [5, 3], fields);
         let seed = entry(seed.bytes(&[0, 1, 1]), [5, 4], fields);
         let seed = entry(seed, [5, 0], fields);
-        let bench = carry_out(&seed.in_corpus("gpu_commands", "commands"));
-        assert_eq!(bench.channels.map(|channel| channel.put), [3, 5]);
+        let fixture = carry_out(&seed.in_corpus("gpu_commands", "commands"));
+        assert_eq!(fixture.channels.map(|channel| channel.put), [3, 5]);
     }
 
     #[test]
@@ -390,9 +390,9 @@ mod tests {
         let seed = entry(seed.bytes(&[240, 1]), [7, 0], waiting).u64(9);
         // An endless wait: the value has bits that the mask does not have.
         let seed = entry(seed.bytes(&[240, 0]), [7, 0], waiting).u64(0x100);
-        let bench = carry_out(&seed.in_corpus("gpu_commands", "waits"));
+        let fixture = carry_out(&seed.in_corpus("gpu_commands", "waits"));
         let mut word = [0; 8];
-        bench.ram.read(0, &mut word).expect("RAM");
+        fixture.ram.read(0, &mut word).expect("RAM");
         assert_eq!(u64::from_le_bytes(word), 0x100);
     }
 }

@@ -62,7 +62,7 @@ struct Launch {
     statuses: Vec<Option<u16>>,
 }
 
-struct Bench {
+struct Fixture {
     gpu: GpuBench,
     ram: Arc<MemoryFile>,
     queues: Queues,
@@ -71,28 +71,28 @@ struct Bench {
 
 /// Executes the launches of `data`.
 pub fn run(data: &[u8]) {
-    static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
-    let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
-    let mut bench = bench.lock().expect("no earlier failure");
+    static BENCH: OnceLock<Mutex<Fixture>> = OnceLock::new();
+    let fixture = BENCH.get_or_init(|| Mutex::new(Fixture::new()));
+    let mut fixture = fixture.lock().expect("no earlier failure");
     let mut input = Input::new(data);
-    bench.start(&mut input);
+    fixture.start(&mut input);
     for _ in 0..LAUNCHES {
-        if bench.launch(&mut input).is_none() {
+        if fixture.launch(&mut input).is_none() {
             break;
         }
     }
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
-        let mut bench = Self {
+        let mut fixture = Self {
             gpu: GpuBench::new(),
             ram: Arc::new(MemoryFile::create("ram", PAGES * PAGE).expect("memory")),
             queues: Queues::new(&mut Input::new(&[])),
             put: 0,
         };
-        (0..PAGES).for_each(|page| bench.set_page(page, true));
-        bench
+        (0..PAGES).for_each(|page| fixture.set_page(page, true));
+        fixture
     }
 
     fn set_page(&mut self, page: u64, present: bool) {
@@ -448,17 +448,17 @@ mod tests {
         (0..count).fold(seed, |seed, number| seed.bytes(&[2, number, 1, 7]))
     }
 
-    /// Executes a seed. Returns the number of its launches, and the bench after the last one.
-    fn carry_out(seed: &[u8]) -> (usize, Bench) {
-        let mut bench = Bench::new();
+    /// Executes a seed. Returns the number of its launches, and the fixture after the last one.
+    fn carry_out(seed: &[u8]) -> (usize, Fixture) {
+        let mut fixture = Fixture::new();
         let mut input = Input::new(seed);
-        bench.start(&mut input);
+        fixture.start(&mut input);
         let mut launches = 0;
-        while bench.launch(&mut input).is_some() {
+        while fixture.launch(&mut input).is_some() {
             launches += 1;
         }
         assert_eq!(input.u8(), None, "the seed is used up");
-        (launches, bench)
+        (launches, fixture)
     }
 
     #[test]
@@ -468,8 +468,8 @@ mod tests {
             // Several at a time, the last one first, and some with a status.
             let seed = launch(seed, 9, 3, 0);
             let seed = seed.bytes(&[0x41, 1, 0x21, 0x80, 2, 2, 1, 0, 0, 0, 0]);
-            let (launches, bench) = carry_out(&seed.in_corpus("gpu_nvme_io", name));
-            assert_eq!((launches, bench.queues.posted), (2, 29));
+            let (launches, fixture) = carry_out(&seed.in_corpus("gpu_nvme_io", name));
+            assert_eq!((launches, fixture.queues.posted), (2, 29));
         }
     }
 
@@ -479,7 +479,7 @@ mod tests {
         let seed = launch(seed.bytes(&[6, 4, 0]), 4, 0, 0).bytes(&[0, 252]);
         let seed = launch(seed.bytes(&[6, 4, 0]), 2, 0, 1);
         let seed = launch(seed.bytes(&[6, 4, 1]), 2, 0, 0).bytes(&[0, 0]);
-        let (launches, bench) = carry_out(&seed.in_corpus("gpu_nvme_io", "failures"));
-        assert_eq!((launches, bench.queues.posted), (4, 2));
+        let (launches, fixture) = carry_out(&seed.in_corpus("gpu_nvme_io", "failures"));
+        assert_eq!((launches, fixture.queues.posted), (4, 2));
     }
 }

@@ -74,7 +74,7 @@ struct Queue {
     phase: bool,
 }
 
-struct Bench {
+struct Fixture {
     controller: SteppedController,
     disks: [Arc<Shared>; NAMESPACES],
     block: u64,
@@ -102,24 +102,24 @@ struct Layout {
 
 /// Executes the steps of `data`.
 pub fn run(data: &[u8]) {
-    static BENCHES: OnceLock<[Mutex<Bench>; 2]> = OnceLock::new();
-    let benches = BENCHES.get_or_init(|| [512, 4096].map(|block| Mutex::new(Bench::new(block))));
+    static BENCHES: OnceLock<[Mutex<Fixture>; 2]> = OnceLock::new();
+    let benches = BENCHES.get_or_init(|| [512, 4096].map(|block| Mutex::new(Fixture::new(block))));
     let mut input = Input::new(data);
     let Some(choice) = input.u8() else {
         return;
     };
-    let bench = &benches[usize::from(choice & 1)];
-    let mut bench = bench.lock().expect("no earlier failure");
-    bench.start();
+    let fixture = &benches[usize::from(choice & 1)];
+    let mut fixture = fixture.lock().expect("no earlier failure");
+    fixture.start();
     for _ in 0..STEPS {
-        if bench.step(&mut input).is_none() {
+        if fixture.step(&mut input).is_none() {
             break;
         }
     }
-    bench.check_all();
+    fixture.check_all();
 }
 
-impl Bench {
+impl Fixture {
     fn new(block: u64) -> Self {
         let (region_file, path) = ram_disk::region(REGION_BYTES);
         let config = Config {
@@ -138,7 +138,7 @@ impl Bench {
             .map(|disk| -> Box<dyn Disk> { Box::new(FaultyDisk(disk.clone())) });
         let controller = SteppedController::start(&config, behind.collect()).expect("a controller");
         let ram = MemoryFile::create("ram", RAM).expect("memory");
-        let mut bench = Self {
+        let mut fixture = Self {
             controller,
             disks,
             block,
@@ -152,9 +152,15 @@ impl Bench {
             queues: Default::default(),
             commands: 0,
         };
-        guest_ram::map(&mut bench.controller.endpoint, 0, RAM, bench.ram.file(), 0);
-        bench.write(CONFIG_REGION, 4, &[6, 0]);
-        bench
+        guest_ram::map(
+            &mut fixture.controller.endpoint,
+            0,
+            RAM,
+            fixture.ram.file(),
+            0,
+        );
+        fixture.write(CONFIG_REGION, 4, &[6, 0]);
+        fixture
     }
 
     fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) {

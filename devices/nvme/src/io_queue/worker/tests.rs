@@ -84,7 +84,7 @@ impl Interrupts for NoInterrupts {
 }
 
 /// A worker with two queue pairs.
-struct Scene {
+struct Fixture {
     notifier: Arc<Notifier>,
     requester: Arc<Requester>,
     ram: MemoryFile,
@@ -98,7 +98,7 @@ struct Scene {
     heads: [u32; 3],
 }
 
-impl Scene {
+impl Fixture {
     /// Returns `None` on a machine that does not permit io_uring. Then the test is skipped.
     fn new(poll: PollPolicy) -> Option<Self> {
         let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
@@ -137,7 +137,7 @@ impl Scene {
         let interrupts = QueueInterrupts::new(notifier.clone(), settings);
         let io = Io::new(path, Arc::new(storage));
         let worker = Worker::new(Owner(1), requests, poll, io, interrupts);
-        let mut scene = Self {
+        let mut fixture = Self {
             notifier,
             requester,
             ram,
@@ -148,8 +148,8 @@ impl Scene {
             tails: [0; 3],
             heads: [0; 3],
         };
-        scene.create_queues();
-        Some(scene)
+        fixture.create_queues();
+        Some(fixture)
     }
 
     fn create_queues(&mut self) {
@@ -260,7 +260,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for Fixture {
     fn drop(&mut self) {
         // Commands that still wait for the slow namespace end with its pipe.
         let (_, data) = rustix::pipe::pipe().unwrap();
@@ -292,24 +292,24 @@ fn completions(id: u16) -> u64 {
 #[test]
 fn slow_command_holds_up_no_other_command() {
     for poll in [PollPolicy::Never, PollPolicy::Adaptive, PollPolicy::Always] {
-        let Some(mut scene) = Scene::new(poll) else {
+        let Some(mut fixture) = Fixture::new(poll) else {
             return;
         };
-        scene.read(1, SLOW, 1);
+        fixture.read(1, SLOW, 1);
         for _ in 0..10 {
-            scene.read(2, FAST, 2);
-            assert_eq!(scene.wait(2), (2, 0), "{poll}");
+            fixture.read(2, FAST, 2);
+            assert_eq!(fixture.wait(2), (2, 0), "{poll}");
         }
         for opcode in [NvmOpcode::Compare, NvmOpcode::DatasetManagement] {
-            scene.command(2, opcode, FAST, 2);
-            assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
+            fixture.command(2, opcode, FAST, 2);
+            assert_eq!(fixture.wait(2), (2, 0), "{opcode:?}");
         }
-        scene.read(1, FAST, 3);
-        assert_eq!(scene.wait(1), (3, 0), "{poll}");
-        assert_eq!(scene.page(1), [0; BLOCK]);
-        scene.deliver(1);
-        assert_eq!(scene.wait(1), (1, 0), "{poll}");
-        assert_eq!(scene.page(1), [7; BLOCK]);
+        fixture.read(1, FAST, 3);
+        assert_eq!(fixture.wait(1), (3, 0), "{poll}");
+        assert_eq!(fixture.page(1), [0; BLOCK]);
+        fixture.deliver(1);
+        assert_eq!(fixture.wait(1), (1, 0), "{poll}");
+        assert_eq!(fixture.page(1), [7; BLOCK]);
     }
 }
 
@@ -322,87 +322,87 @@ fn slow_check_of_blocks_holds_up_no_other_queue() {
         (NvmOpcode::Compare, 8, differs),
     ];
     for (opcode, byte, status) in cases {
-        let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+        let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
             return;
         };
-        scene.ram.write(DATA + 0x1000, &[byte; BLOCK]).unwrap();
-        scene.command(1, opcode, SLOW, 1);
+        fixture.ram.write(DATA + 0x1000, &[byte; BLOCK]).unwrap();
+        fixture.command(1, opcode, SLOW, 1);
         for _ in 0..10 {
-            scene.read(2, FAST, 2);
-            assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
+            fixture.read(2, FAST, 2);
+            assert_eq!(fixture.wait(2), (2, 0), "{opcode:?}");
         }
-        assert_eq!(scene.completion(1), None, "{opcode:?}");
-        scene.deliver(1);
-        assert_eq!(scene.wait(1), (1, status), "{opcode:?}");
+        assert_eq!(fixture.completion(1), None, "{opcode:?}");
+        fixture.deliver(1);
+        assert_eq!(fixture.wait(1), (1, status), "{opcode:?}");
     }
 }
 
 #[test]
 fn slow_zeroing_of_blocks_holds_up_no_other_queue() {
     for opcode in [NvmOpcode::WriteZeroes, NvmOpcode::DatasetManagement] {
-        let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+        let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
             return;
         };
         let ranges: [u32; 4] = [0, 2, 0, 0]; // Two blocks from the first on.
-        scene.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
-        scene.command(1, opcode, FULL, 1);
+        fixture.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
+        fixture.command(1, opcode, FULL, 1);
         for _ in 0..10 {
-            scene.read(2, FAST, 2);
-            assert_eq!(scene.wait(2), (2, 0), "{opcode:?}");
+            fixture.read(2, FAST, 2);
+            assert_eq!(fixture.wait(2), (2, 0), "{opcode:?}");
         }
-        assert_eq!(scene.completion(1), None, "{opcode:?}");
+        assert_eq!(fixture.completion(1), None, "{opcode:?}");
         let blocks = if opcode == NvmOpcode::WriteZeroes {
             1
         } else {
             2
         };
-        assert_eq!(scene.empty(blocks), vec![0; blocks * BLOCK]);
-        assert_eq!(scene.wait(1), (1, 0), "{opcode:?}");
+        assert_eq!(fixture.empty(blocks), vec![0; blocks * BLOCK]);
+        assert_eq!(fixture.wait(1), (1, 0), "{opcode:?}");
     }
 }
 
 #[test]
 fn no_block_is_zeroed_after_a_reset() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
     let ranges: [u32; 4] = [0, 2048, 0, 0]; // All blocks.
-    scene.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
-    scene.command(1, NvmOpcode::DatasetManagement, FULL, 1);
-    assert_eq!(scene.empty(1), [0; BLOCK]);
-    let forgotten = scene.request(WorkerRequest::Forget);
-    rustix::io::ioctl_fionbio(&scene.sink, true).unwrap();
+    fixture.ram.write(DATA + 0x1000, ranges.as_bytes()).unwrap();
+    fixture.command(1, NvmOpcode::DatasetManagement, FULL, 1);
+    assert_eq!(fixture.empty(1), [0; BLOCK]);
+    let forgotten = fixture.request(WorkerRequest::Forget);
+    rustix::io::ioctl_fionbio(&fixture.sink, true).unwrap();
     let mut page = [0; 0x1000];
     while forgotten.try_recv().is_err() {
-        let _ = scene.sink.read(&mut page);
+        let _ = fixture.sink.read(&mut page);
     }
-    while scene.sink.read(&mut page).is_ok() {}
-    scene.ram.write(0, &vec![0; 0x1_0000]).unwrap();
-    (scene.tails, scene.heads) = ([0; 3], [0; 3]);
-    scene.create_queues();
+    while fixture.sink.read(&mut page).is_ok() {}
+    fixture.ram.write(0, &vec![0; 0x1_0000]).unwrap();
+    (fixture.tails, fixture.heads) = ([0; 3], [0; 3]);
+    fixture.create_queues();
     for _ in 0..10 {
-        scene.read(1, FAST, 3);
-        assert_eq!(scene.wait(1), (3, 0));
-        let error = scene.sink.read(&mut page).unwrap_err();
+        fixture.read(1, FAST, 3);
+        assert_eq!(fixture.wait(1), (3, 0));
+        let error = fixture.sink.read(&mut page).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }
 
 #[test]
 fn completion_queue_keeps_entries_for_slow_commands() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
     for page in 1..=3 {
-        scene.read(1, SLOW, page);
+        fixture.read(1, SLOW, page);
     }
-    scene.deliver(3);
+    fixture.deliver(3);
     // A queue of 4 entries holds 3, and the head doorbell is rung only when all have been taken.
-    let mut cids = [1, 2, 3].map(|_| scene.wait(1).0);
+    let mut cids = [1, 2, 3].map(|_| fixture.wait(1).0);
     cids.sort_unstable();
     assert_eq!(cids, [1, 2, 3]);
-    scene.read(1, FAST, 4);
-    assert_eq!(scene.wait(1), (4, 0));
+    fixture.read(1, FAST, 4);
+    assert_eq!(fixture.wait(1), (4, 0));
 }
 
 /// Reads of a page, of more bytes than a completion waits for, and of data that makes the worker
@@ -430,77 +430,77 @@ fn a_small_a_large_and_a_slow_read(ram: &MemoryFile) -> [SubmissionEntry; 3] {
 
 #[test]
 fn half_a_batch_and_much_data_complete_before_later_commands() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
-    let [small, large, slow] = a_small_a_large_and_a_slow_read(&scene.ram);
+    let [small, large, slow] = a_small_a_large_and_a_slow_read(&fixture.ram);
     for batch in [&[small, slow][..], &[small, large, slow]] {
-        scene.submit(1, batch);
+        fixture.submit(1, batch);
         for command in batch.iter().filter(|command| command.cid != slow.cid) {
-            assert_eq!(scene.wait(1), (command.cid.get(), 0));
+            assert_eq!(fixture.wait(1), (command.cid.get(), 0));
         }
-        assert_eq!(scene.completion(1), None);
-        scene.deliver(1);
+        assert_eq!(fixture.completion(1), None);
+        fixture.deliver(1);
         let error = Status::DATA_TRANSFER_ERROR.with_more(true).into_bits();
-        assert_eq!(scene.wait(1), (slow.cid.get(), error));
+        assert_eq!(fixture.wait(1), (slow.cid.get(), error));
     }
 }
 
 #[test]
 fn file_that_ends_too_early_fails_the_command() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
-    scene.read(1, SLOW, 1);
-    scene.data.write_all(&[7; 100]).unwrap();
+    fixture.read(1, SLOW, 1);
+    fixture.data.write_all(&[7; 100]).unwrap();
     let (_, other) = rustix::pipe::pipe().unwrap();
-    scene.data = other.into();
-    let (cid, status) = scene.wait(1);
+    fixture.data = other.into();
+    let (cid, status) = fixture.wait(1);
     let error = Status::UNRECOVERED_READ_ERROR.with_more(true);
     assert_eq!((cid, status), (1, error.into_bits()));
 }
 
 #[test]
 fn submission_queue_is_removed_after_its_commands_complete() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
-    scene.read(1, SLOW, 1);
-    scene.read(2, FAST, 2);
-    scene.wait(2);
-    let removed = scene.request(WorkerRequest::RemoveSubmission(1));
-    scene.read(2, FAST, 3);
-    scene.wait(2);
+    fixture.read(1, SLOW, 1);
+    fixture.read(2, FAST, 2);
+    fixture.wait(2);
+    let removed = fixture.request(WorkerRequest::RemoveSubmission(1));
+    fixture.read(2, FAST, 3);
+    fixture.wait(2);
     assert!(removed.try_recv().is_err(), "a command is outstanding");
-    scene.deliver(1);
+    fixture.deliver(1);
     removed.recv_timeout(TIME_OUT).unwrap();
-    assert_eq!(scene.completion(1), Some((1, 0)));
+    assert_eq!(fixture.completion(1), Some((1, 0)));
 }
 
 #[test]
 fn finish_waits_for_commands_of_the_kernel() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
-    scene.read(1, SLOW, 1);
-    let finished = scene.request(WorkerRequest::Finish);
-    scene.read(2, FAST, 2);
-    scene.wait(2);
+    fixture.read(1, SLOW, 1);
+    let finished = fixture.request(WorkerRequest::Finish);
+    fixture.read(2, FAST, 2);
+    fixture.wait(2);
     assert!(finished.try_recv().is_err());
-    scene.deliver(1);
+    fixture.deliver(1);
     finished.recv_timeout(TIME_OUT).unwrap();
-    assert_eq!(scene.completion(1), Some((1, 0)));
+    assert_eq!(fixture.completion(1), Some((1, 0)));
 }
 
 #[test]
 fn reset_waits_for_data_and_drops_its_command() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
-    scene.read(1, SLOW, 1);
-    scene.read(2, FAST, 2);
-    scene.wait(2);
-    let (notifier, requester) = (scene.notifier.clone(), scene.requester.clone());
+    fixture.read(1, SLOW, 1);
+    fixture.read(2, FAST, 2);
+    fixture.wait(2);
+    let (notifier, requester) = (fixture.notifier.clone(), fixture.requester.clone());
     std::thread::scope(|scope| {
         let reset = scope.spawn(|| {
             drop(notifier.change(|registers| {
@@ -508,43 +508,43 @@ fn reset_waits_for_data_and_drops_its_command() {
                 requester.halt()
             }));
         });
-        while !scene.notifier.quiet() {
+        while !fixture.notifier.quiet() {
             std::thread::yield_now();
         }
-        let forgotten = scene.request(WorkerRequest::Forget);
-        scene.deliver(1);
+        let forgotten = fixture.request(WorkerRequest::Forget);
+        fixture.deliver(1);
         reset.join().unwrap();
         forgotten.recv_timeout(TIME_OUT).unwrap();
     });
-    assert_eq!(scene.page(1), [7; BLOCK]);
-    assert_eq!(scene.completion(1), None);
-    scene.notifier.report(|registers| {
+    assert_eq!(fixture.page(1), [7; BLOCK]);
+    assert_eq!(fixture.completion(1), None);
+    fixture.notifier.report(|registers| {
         registers.disabled();
-        scene.requester.resume();
+        fixture.requester.resume();
     });
-    scene.ram.write(0, &vec![0; 0x1_0000]).unwrap();
-    (scene.tails, scene.heads) = ([0; 3], [0; 3]);
-    scene.create_queues();
-    scene.read(1, FAST, 3);
-    assert_eq!(scene.wait(1), (3, 0));
+    fixture.ram.write(0, &vec![0; 0x1_0000]).unwrap();
+    (fixture.tails, fixture.heads) = ([0; 3], [0; 3]);
+    fixture.create_queues();
+    fixture.read(1, FAST, 3);
+    assert_eq!(fixture.wait(1), (3, 0));
 }
 
 #[test]
 fn batch_of_commands_is_one_doorbell_in_the_record() {
-    let Some(mut scene) = Scene::new(PollPolicy::Adaptive) else {
+    let Some(mut fixture) = Fixture::new(PollPolicy::Adaptive) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk0.flight");
     let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
-    scene.requester.record_in(recorder);
+    fixture.requester.record_in(recorder);
     let mut entry = SubmissionEntry::new_zeroed();
     entry.opcode = NvmOpcode::Flush as u8;
     entry.nsid = U32::new(FAST);
     for batch in [3, 1] {
-        scene.submit(1, &vec![entry; batch]);
+        fixture.submit(1, &vec![entry; batch]);
         for _ in 0..batch {
-            assert_eq!(scene.wait(1), (0, 0));
+            assert_eq!(fixture.wait(1), (0, 0));
         }
     }
     let flight = FlightFile::open(&path).unwrap().read().unwrap();

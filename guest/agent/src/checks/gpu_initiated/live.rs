@@ -70,7 +70,7 @@ impl fmt::Display for Loss {
 }
 
 /// The participants.
-pub(super) struct Scene<'a> {
+pub(super) struct Fixture<'a> {
     pub(super) guest: &'a GuestContext,
     pub(super) taken: &'a TakenDevices<'a>,
     pub(super) space: DmaSpace,
@@ -90,17 +90,17 @@ enum End {
 
 /// Takes the disk away during a launch, by `loss`. Returns the number of commands that were in
 /// progress.
-pub(super) fn lose(loss: Loss, scene: &Scene<'_>) -> anyhow::Result<u64> {
+pub(super) fn lose(loss: Loss, fixture: &Fixture<'_>) -> anyhow::Result<u64> {
     until_commands_are_met(loss, || {
-        let requests = held_back::requests(scene.depth);
-        let mut lost = OwnDriverGpu::open_for(scene.gpu, scene.depth, requests)?;
-        let disk = start(scene.taken, &scene.space, RegisterAccess::Mapped)?;
-        let outcome = scene
+        let requests = held_back::requests(fixture.depth);
+        let mut lost = OwnDriverGpu::open_for(fixture.gpu, fixture.depth, requests)?;
+        let disk = start(fixture.taken, &fixture.space, RegisterAccess::Mapped)?;
+        let outcome = fixture
             .lose_once(loss, &mut lost, disk)
             .and_then(|end| match end {
                 End::Early => Ok(0),
                 End::Lost(in_progress, device) => {
-                    scene.stays_marked(&lost, device).map(|()| in_progress)
+                    fixture.stays_marked(&lost, device).map(|()| in_progress)
                 }
             });
         // No disk uses the queues: each way takes it away, and an error drops it.
@@ -109,7 +109,7 @@ pub(super) fn lose(loss: Loss, scene: &Scene<'_>) -> anyhow::Result<u64> {
     })
 }
 
-impl Scene<'_> {
+impl Fixture<'_> {
     fn disk(&self) -> u32 {
         self.taken.disk.0.number
     }

@@ -8,7 +8,7 @@ use peerbar_gds::{Error, Fault};
 use peerbar_report::GpuInitiated;
 use peerbar_vfio_nvme::{Disk, DmaSpace, RegisterAccess};
 
-use super::live::{self, Loss, Scene};
+use super::live::{self, Fixture, Loss};
 use super::own_driver::OwnDriverGpu;
 use super::{Initiator as _, QUEUE, blocks_of_a_read, give_queues, launch, verify};
 use crate::checks::CheckOutcome;
@@ -59,7 +59,7 @@ fn lose_and_read(
     let to = (gpu, check.depth);
     let disk = start(taken, &space, RegisterAccess::Mapped)?;
     read_by_new_queues(disk, to, pattern)?;
-    let scene = Scene {
+    let fixture = Fixture {
         guest,
         taken,
         space,
@@ -68,7 +68,7 @@ fn lose_and_read(
         pattern,
     };
     let lost = Loss::ALL.map(|loss| {
-        let lost = live::lose(loss, &scene).with_context(|| loss.to_string())?;
+        let lost = live::lose(loss, &fixture).with_context(|| loss.to_string())?;
         Ok(format!("{loss} met {lost}"))
     });
     let lost = lost.into_iter().collect::<anyhow::Result<Vec<_>>>()?;

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use peerbar_vfio_nvme::{Direction, Disk, RegisterAccess, VfioDevice};
 
 use super::marked::{contents, is_marked, mark};
-use super::{READ, Scene};
+use super::{Fixture, READ};
 use crate::counters::{Begun, TrafficWatch};
 use crate::guest_context::GuestContext;
 
@@ -37,7 +37,7 @@ impl<'a> DiskReset<'a> {
     /// may do DMA again and executes commands.
     pub(super) fn judge(
         mut self,
-        scene: &Scene<'_>,
+        fixture: &Fixture<'_>,
         disk: Disk,
         gpu: &VfioDevice,
     ) -> anyhow::Result<()> {
@@ -45,21 +45,21 @@ impl<'a> DiskReset<'a> {
         let lost = u64::try_from(disk.outstanding())?;
         let device = Arc::clone(disk.device());
         drop(disk);
-        let mut disk = Disk::start(device, scene.space.clone(), RegisterAccess::Mapped)
+        let mut disk = Disk::start(device, fixture.space.clone(), RegisterAccess::Mapped)
             .context("the disk does not start after its reset")?;
         // QEMU may still have a transfer that was in progress at the reset. It executes the
         // requests of a device in order.
-        disk.transfer(Direction::Read, 0, scene.address, READ)?;
+        disk.transfer(Direction::Read, 0, fixture.address, READ)?;
         mark(gpu)?;
-        scene.nothing_moves(|| {
+        fixture.nothing_moves(|| {
             let mut reads = 0..READS;
-            reads.try_for_each(|_| read_to_own_memory(scene, &mut disk))
+            reads.try_for_each(|_| read_to_own_memory(fixture, &mut disk))
         })?;
         is_marked(&contents(gpu)?)?;
         self.watch.end(self.begun);
         // The disk counts a transfer once QEMU has answered it, so those in progress at the reset
         // may be counted after it.
-        let moved = scene.moved(&self.watch)?;
+        let moved = fixture.moved(&self.watch)?;
         let most = lost.saturating_add(1).saturating_mul(READ);
         ensure!(
             moved <= most,
@@ -71,11 +71,11 @@ impl<'a> DiskReset<'a> {
 }
 
 /// Executes one read, to memory of this process.
-fn read_to_own_memory(scene: &Scene<'_>, disk: &mut Disk) -> anyhow::Result<()> {
-    disk.transfer(Direction::Read, 0, scene.own, READ)?;
-    let memory = scene.space.memory(scene.own);
+fn read_to_own_memory(fixture: &Fixture<'_>, disk: &mut Disk) -> anyhow::Result<()> {
+    disk.transfer(Direction::Read, 0, fixture.own, READ)?;
+    let memory = fixture.space.memory(fixture.own);
     let memory = memory.context("memory that is not there")?;
     let mut seen = vec![0; usize::try_from(READ)?];
     memory.read(0, &mut seen)?;
-    Ok(scene.pattern.verify(0, &seen)?)
+    Ok(fixture.pattern.verify(0, &seen)?)
 }

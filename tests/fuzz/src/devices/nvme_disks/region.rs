@@ -6,7 +6,7 @@ use peerbar_nvme_spec::log::SanitizeState;
 use peerbar_nvme_spec::pmr::Pmrsts;
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
 
-use super::{Bench, Command, NAMESPACES, PAGE, PAGES, RANGES, READ, REGISTERS, is_mix, status};
+use super::{Command, Fixture, NAMESPACES, PAGE, PAGES, RANGES, READ, REGISTERS, is_mix, status};
 use crate::input::Input;
 
 /// Address of the region for commands, and the part of it that they use.
@@ -42,7 +42,7 @@ impl Registers {
     }
 }
 
-impl Bench {
+impl Fixture {
     /// Writes the region's registers.
     pub(super) fn set_region(&mut self, registers: Registers) {
         let [low, high] = [registers.space as u32, (registers.space >> 32) as u32];
@@ -200,14 +200,14 @@ mod tests {
         seed.bytes(&[kind, 0, 0, 7, page, 0xff]).u16(0)
     }
 
-    fn carry_out(seed: &[u8]) -> Bench {
+    fn carry_out(seed: &[u8]) -> Fixture {
         let mut input = Input::new(&seed[1..]);
-        let mut bench = Bench::new(512);
-        bench.start();
-        while bench.step(&mut input).is_some() {}
+        let mut fixture = Fixture::new(512);
+        fixture.start();
+        while fixture.step(&mut input).is_some() {}
         assert_eq!(input.u8(), None, "the seed is used up");
-        bench.check_all();
-        bench
+        fixture.check_all();
+        fixture
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         // A disk fails at once; once a restricted operation, once an unrestricted one.
         let seed = seed.bytes(&[0, 0, 0, 0, 252, 0]);
         let seed = seed.bytes(&[0, 1, 1, 0, 252, 8]);
-        let bench = carry_out(&seed.in_corpus("nvme_disks", "failed-sanitize"));
-        assert_eq!(bench.is_lost, [false, true]);
+        let fixture = carry_out(&seed.in_corpus("nvme_disks", "failed-sanitize"));
+        assert_eq!(fixture.is_lost, [false, true]);
     }
 }
