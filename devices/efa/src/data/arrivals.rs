@@ -6,7 +6,7 @@ use peerbar_efa_spec::work::Operation;
 use zerocopy::FromBytes;
 
 use super::packet::{self, Packet, Refusal, Verb};
-use super::remote::Sent;
+use super::remote::InFlight;
 use super::responder::{self, Payload, Sender};
 use super::staging::SlotName;
 use super::turn::Turn;
@@ -29,8 +29,8 @@ impl Turn<'_> {
                 break;
             };
             match self.state.sent.remove(&token) {
-                Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
-                Some(Sent::Buffer { gid, number }) => {
+                Some(InFlight::Packet(sent)) => self.take_answer(&sent, answer),
+                Some(InFlight::Buffer { gid, number }) => {
                     let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
                     self.buffer_is_shared(gid, number, is_taken);
                 }

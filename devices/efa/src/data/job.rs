@@ -48,7 +48,7 @@ pub(super) struct Remote {
     /// The adapter, once the request has begun.
     pub(super) gid: Option<Gid>,
     /// A packet that could not be sent yet.
-    pub(super) unsent: Option<Unsent>,
+    pub(super) unsent: Option<PendingPacket>,
     /// The time since which no packet could be sent, or `None` once one was.
     pub(super) busy_since: Option<Instant>,
     /// Number of bytes that have been requested or sent.
@@ -113,7 +113,7 @@ impl Job {
 
 /// A packet of a work request, and the part that it concerns.
 #[derive(Debug)]
-pub(super) struct Unsent {
+pub(super) struct PendingPacket {
     pub(super) verb: Verb,
     pub(super) part: Part,
     pub(super) data: Vec<u8>,

@@ -6,7 +6,7 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
 use zerocopy::IntoBytes;
 
-use super::job::{Job, Unsent, Wait};
+use super::job::{Job, PendingPacket, Wait};
 use super::next_packet::{NextPacket, may_be_staged, next_packet};
 use super::packet::{self, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
@@ -25,7 +25,7 @@ const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
 
 /// An unanswered request to another adapter.
 #[derive(Debug)]
-pub(super) enum Sent {
+pub(super) enum InFlight {
     /// A packet of a work request.
     Packet(SentPacket),
     /// A staging buffer.
@@ -107,7 +107,7 @@ impl Turn<'_> {
         requester: &Requester,
         gid: Gid,
         job: &mut Job,
-        packet: Unsent,
+        packet: PendingPacket,
     ) -> Step {
         let token = Token(self.state.next_id());
         self.state.transfers.session.release();
@@ -138,7 +138,7 @@ impl Turn<'_> {
         requester: &Requester,
         gid: Gid,
         job: &mut Job,
-        packet: Unsent,
+        packet: PendingPacket,
         token: Token,
     ) {
         let (verb, part) = (packet.verb, packet.part);
@@ -151,7 +151,7 @@ impl Turn<'_> {
             part,
             slot: packet.slot,
         };
-        self.state.sent.insert(token, Sent::Packet(sent));
+        self.state.sent.insert(token, InFlight::Packet(sent));
         job.remote.outstanding += 1;
         match verb {
             Verb::Announce => job.remote.is_announcing = true,
@@ -181,7 +181,7 @@ impl Turn<'_> {
         gid: Gid,
         job: &Job,
         next: NextPacket,
-    ) -> Result<Option<Unsent>, CompletionStatus> {
+    ) -> Result<Option<PendingPacket>, CompletionStatus> {
         let NextPacket { verb, part, .. } = next;
         if next.is_staged {
             let Some(slot) = self.state.staging.take_slot(gid) else {
@@ -190,7 +190,7 @@ impl Turn<'_> {
             let packet = self.staged_packet(requester, job, (verb, part), &slot)?;
             if let Some(data) = packet {
                 let slot = Some(slot);
-                return Ok(Some(Unsent {
+                return Ok(Some(PendingPacket {
                     verb,
                     part,
                     data,
@@ -201,7 +201,7 @@ impl Turn<'_> {
         }
         let part = part.at_most(PART_BYTES);
         let data = self.packet(requester, job, (verb, part))?;
-        Ok(Some(Unsent {
+        Ok(Some(PendingPacket {
             verb,
             part,
             data,

@@ -23,7 +23,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::packet::{self, Packet, Refusal, Verb};
-use super::remote::Sent;
+use super::remote::InFlight;
 use super::transfers::StagingError;
 use super::turn::Turn;
 use super::wire::Token;
@@ -336,7 +336,11 @@ impl Turn<'_> {
         let packet = Packet::of_adapter(Verb::Share, number.into()).encode(&[]);
         let wire = self.state.wire.get().ok_or(SendError::Lost);
         match wire.and_then(|wire| wire.request(gid, &packet, vec![Arc::new(fd)], token)) {
-            Ok(()) => drop(self.state.sent.insert(token, Sent::Buffer { gid, number })),
+            Ok(()) => drop(
+                self.state
+                    .sent
+                    .insert(token, InFlight::Buffer { gid, number }),
+            ),
             Err(_) => self.state.staging.give_up(gid, self.now),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use peerbar_dma::{BusMastering, MemoryFile};
 use peerbar_pci::Interrupts;
 
-use super::remote::Sent;
+use super::remote::InFlight;
 use super::staging::Staging;
 use super::statistics::Statistics;
 use super::transfers::Transfers;
@@ -33,7 +33,7 @@ pub(super) struct WorkerState {
     /// Bytes that were copied from or to slots in this turn.
     pub(super) staged: u64,
     /// Unanswered requests to other adapters.
-    pub(super) sent: HashMap<Token, Sent>,
+    pub(super) sent: HashMap<Token, InFlight>,
     /// Number of jobs and requests so far.
     pub(super) ids: u64,
     /// Numbers of the queue pairs that may have something to do, each once.
