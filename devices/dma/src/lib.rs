@@ -41,7 +41,7 @@
 //! memory they reach. Each link is shared with all other transfers. The data moves at once; the
 //! requester waits, with no lock held.
 //!
-//! With a flight recorder ([`Requester::record_in`]) each change of the routes' state is recorded
+//! With a flight recorder ([`Ledger::record_in`]) each change of the routes' state is recorded
 //! under the lock that protects the change. Each segment of a DMA is recorded, too: a segment in
 //! guest RAM or own memory under the same lock, or while the memory is pinned, and an unmap is
 //! recorded only after such pins have ended. The order in the record is therefore the order in
@@ -60,6 +60,7 @@
 mod address;
 mod atc;
 mod buffer;
+mod client;
 mod clock;
 mod counters;
 mod direct;
@@ -67,6 +68,7 @@ mod error;
 mod hints;
 mod lease;
 mod leases;
+mod ledger;
 mod lent_file;
 mod lent_memory;
 mod lent_region;
@@ -105,6 +107,7 @@ pub use counters::{Count, CounterFile, Counters};
 pub use error::{DmaError, DmaFault};
 pub use lease::{Lease, PeerLeases};
 pub use leases::Leases;
+pub use ledger::Ledger;
 pub use lent_memory::MOST_SHARED_FILES;
 pub use lent_region::{LentGuestMemory, LentRegion};
 pub use link::Link;
@@ -128,4 +131,4 @@ pub use requester::{BusMastering, Requester};
 pub use route::{OwnWindow, OwnWindowMemory};
 pub use session::Session;
 pub use tag::Tag;
-pub use upstream::{Ask, Upstream, UpstreamError};
+pub use upstream::{Upstream, UpstreamError, UpstreamRequest};

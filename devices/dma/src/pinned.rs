@@ -191,7 +191,7 @@ impl Pinned {
             started: self.started,
         };
         // The caller of `end` knows of the fault.
-        let _ = self.requester.account(self.tag, segment, &result);
+        let _ = self.requester.ledger().account(self.tag, segment, &result);
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn counts(requester: &Requester) -> Vec<(Route, Count)> {
-        let counts = requester.counters().snapshot();
+        let counts = requester.ledger().counters().snapshot();
         let counts = counts.into_iter();
         counts
             .map(|(DmaKind { route, .. }, count)| (route, count))

@@ -1,11 +1,11 @@
 //! The requester: a function's way to memory.
 
+mod access;
 mod changes;
 pub(crate) mod drain;
 mod injected;
 mod mapping;
 mod peers;
-mod record;
 mod register;
 mod transfer;
 mod translations;
@@ -18,10 +18,12 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use peerbar_fault::Faults;
-use peerbar_flight::{Event, Recorder, WindowId};
+use peerbar_flight::{Event, WindowId};
 
+use crate::client::Client;
 use crate::clock::{Clock, Monotonic, nanos};
-use crate::counters::Counters;
+use crate::counters::CounterFile;
+use crate::ledger::Ledger;
 use crate::link::Link;
 use crate::link_state::LinkState;
 use crate::memory_pool::{MemoryPool, PeerPools};
@@ -45,11 +47,10 @@ pub struct Requester {
     peer_memory: Mutex<PeerPools>,
     /// `true` once a mapping that cannot be used directly has been reported.
     slow_reported: AtomicBool,
-    upstream: RwLock<Option<Arc<dyn Upstream>>>,
+    client: Client,
     peers: RwLock<Option<Arc<dyn Peers>>>,
-    counters: Counters,
+    ledger: Ledger,
     clock: Box<dyn Clock>,
-    recorder: OnceLock<Recorder>,
     pins: Pins,
     /// Limit of a change's wait for kernel transfers. Without it, a change waits for as long as
     /// they take.
@@ -81,11 +82,10 @@ impl Requester {
             client_memory: Mutex::default(),
             peer_memory: Mutex::default(),
             slow_reported: AtomicBool::new(false),
-            upstream: RwLock::new(None),
+            client: Client::default(),
             peers: RwLock::new(None),
-            counters: Counters::default(),
+            ledger: Ledger::default(),
             clock,
-            recorder: OnceLock::new(),
             pins: Pins::default(),
             transfer_timeout: OnceLock::new(),
             peer_wait_budget: WaitBudget::new(4 * CLOSING_TIME_OUT),
@@ -93,6 +93,19 @@ impl Requester {
             link_state: LinkState::default(),
             bus_mastering: AtomicU32::new(0),
         }
+    }
+
+    /// Returns the function's counters and flight record.
+    #[inline]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Counts in this file from now on, for the life of the function, so that other processes see
+    /// its counters. Ignores a second file.
+    pub fn count_in(&self, file: CounterFile) {
+        self.ledger.counters().share(file);
+        self.share_ats(&self.route_table());
     }
 
     /// Limits the time for which changes of the routes wait for kernel transfers. Transfers that
@@ -133,8 +146,8 @@ impl Requester {
     /// Sets or removes the way to the client. Without one, requests that need the client fail with
     /// [`UpstreamError::Gone`](crate::UpstreamError::Gone).
     pub fn set_upstream(&self, upstream: Option<Arc<dyn Upstream>>) {
-        self.note(|| Event::Client(upstream.is_some()));
-        *self.upstream.write() = upstream;
+        self.ledger.note(|| Event::Client(upstream.is_some()));
+        self.client.set(upstream);
     }
 
     /// Returns `true` if any of `len` bytes at `address` lies in one of these own windows.

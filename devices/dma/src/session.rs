@@ -59,7 +59,7 @@ impl Session {
     pub fn new(requester: Arc<Requester>) -> Self {
         Self {
             reader: requester.reader_slot(),
-            slot: requester.counters().open(),
+            slot: requester.ledger().counters().open(),
             requester,
             generation: 0,
             last_routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
@@ -225,7 +225,7 @@ impl Session {
         if !self.has_learned && self.misses_changes() {
             return None;
         }
-        let started = self.requester.started();
+        let started = self.requester.ledger().started();
         let mut ranges = std::mem::take(&mut self.ranges);
         let all = list
             .into_iter()
@@ -340,7 +340,7 @@ impl Session {
             self.release();
             return None;
         }
-        let started = self.requester.started();
+        let started = self.requester.ledger().started();
         let Some((direct, offset)) = self.find(tag.purpose, address, len, direction) else {
             self.release();
             return None;
@@ -357,12 +357,15 @@ impl Session {
             started,
         };
         let outcome = if result.outcome.is_ok() {
-            self.requester.record(tag, segment, &result);
-            let (counters, kind) = (self.requester.counters(), result.kind(tag, direction));
+            self.requester.ledger().record(tag, segment, &result);
+            let (counters, kind) = (
+                self.requester.ledger().counters(),
+                result.kind(tag, direction),
+            );
             self.slot.succeeded(counters, kind, len as u64);
             Ok(())
         } else {
-            self.requester.account(tag, segment, &result)
+            self.requester.ledger().account(tag, segment, &result)
         };
         self.moved = self.moved.saturating_add(len);
         if self.moved >= HOLD {
@@ -417,7 +420,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.requester.counters().close(&self.slot);
+        self.requester.ledger().counters().close(&self.slot);
     }
 }
 
@@ -466,7 +469,7 @@ mod tests {
         let is = |entry: &DmaKind| {
             (entry.purpose, entry.route, entry.direction) == (Purpose::Payload, route, direction)
         };
-        let found = requester.counters().snapshot();
+        let found = requester.ledger().counters().snapshot();
         let found = found.into_iter().find(|(entry, _)| is(entry));
         found.map(|(_, count)| count).unwrap_or_default()
     }
@@ -526,7 +529,7 @@ mod tests {
         }
         let moved = session.transfer(Purpose::Payload, Direction::Write, u64::MAX, (&*disk, 0), 2);
         assert_eq!(moved, None);
-        assert_eq!(requester.counters().snapshot(), []);
+        assert_eq!(requester.ledger().counters().snapshot(), []);
         session
             .write_entries(Purpose::Payload, 0x1ff8, &[9; 16], 8)
             .unwrap();
@@ -602,7 +605,7 @@ mod tests {
         session.release();
         requester.unmap(0x1000, 0x1fff);
         assert_eq!(session.load(0x1004), None);
-        assert_eq!(requester.counters().snapshot(), []);
+        assert_eq!(requester.ledger().counters().snapshot(), []);
     }
 
     #[test]
@@ -621,7 +624,7 @@ mod tests {
         session.release();
         requester.unmap(0x1000, 0x1fff);
         fetch(&session);
-        let counted = requester.counters().snapshot();
+        let counted = requester.ledger().counters().snapshot();
         let requests: u64 = counted.iter().map(|(_, count)| count.requests).sum();
         assert_eq!(requests, 1);
     }

@@ -9,10 +9,10 @@ use crate::buffer::Buffer;
 /// A call blocks until the client has answered, so the thread that answers region accesses must
 /// never make one.
 pub trait Upstream: Send + Sync {
-    /// Executes `asks`, many at a time and in any order, and sets the outcome of each. Calls
+    /// Executes `requests`, many at a time and in any order, and sets the outcome of each. Calls
     /// `may_go_on` before each message. Once that returns `false` or a request has failed, nothing
     /// more is sent, and all unsent requests come after the sent ones. Waits for the sent ones.
-    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool);
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], may_go_on: &dyn Fn() -> bool);
 
     /// Ends the connection to the client, if there is one: for the client, the device is gone.
     fn disconnect(&self) {}
@@ -23,7 +23,7 @@ pub trait Upstream: Send + Sync {
 
 /// One request to the client.
 #[derive(Debug)]
-pub struct Ask<'a> {
+pub struct UpstreamRequest<'a> {
     /// An IOVA or bus address.
     pub address: u64,
     /// The data to read or write.
@@ -32,7 +32,7 @@ pub struct Ask<'a> {
     pub outcome: Option<Result<(), UpstreamError>>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> UpstreamRequest<'a> {
     /// Makes a request that has not been sent.
     pub fn new(address: u64, data: Buffer<'a>) -> Self {
         Self {

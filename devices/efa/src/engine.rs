@@ -173,14 +173,16 @@ impl Engine {
             return Ok(false);
         };
         let vector = queue.vector;
-        self.requester.doorbell(|| DoorbellEvent {
+        self.requester.ledger().doorbell(|| DoorbellEvent {
             queue: 0,
             tail: submitted.into(),
             added: 1,
             waiting: 1,
             vector: Some(vector),
         });
-        self.requester.begin(command.origin(), command.opcode);
+        self.requester
+            .ledger()
+            .begin(command.origin(), command.opcode);
         self.carry_out(&command, None)?;
         Ok(true)
     }
@@ -211,7 +213,7 @@ impl Engine {
         if status != Status::Success {
             log::debug!("admin command {} ends with {status:?}", command.opcode);
         }
-        self.requester.end(command.origin(), status as u16);
+        self.requester.ledger().end(command.origin(), status as u16);
     }
 
     fn complete(&mut self, command: &Command, outcome: Outcome) -> Result<(), QueueError> {
@@ -258,7 +260,7 @@ mod tests {
     use std::time::Duration;
 
     use parking_lot::Mutex;
-    use peerbar_dma::{Ask, MapAccess, MemoryFile, Upstream};
+    use peerbar_dma::{MapAccess, MemoryFile, Upstream, UpstreamRequest};
     use peerbar_efa_spec::admin::{ANSWER_BYTES, PAYLOAD_BYTES};
     use peerbar_efa_spec::registers::{AdminQueueCaps, EventQueueCaps, offset};
     use peerbar_pci::InterruptMode;
@@ -292,10 +294,12 @@ mod tests {
     struct Masking(Arc<SharedRegisters<Registers>>, u32);
 
     impl Upstream for Masking {
-        fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+        fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _: &dyn Fn() -> bool) {
             let set = |registers: &mut Registers| registers.write(offset::INTR_MASK, self.1);
             self.0.with(set);
-            asks.iter_mut().for_each(|ask| ask.outcome = Some(Ok(())));
+            requests
+                .iter_mut()
+                .for_each(|ask| ask.outcome = Some(Ok(())));
         }
     }
 

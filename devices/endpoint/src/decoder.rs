@@ -82,7 +82,7 @@ impl<F: Function> Decoder<F> {
             BarMemory::Registers | BarMemory::RegistersWithPages(..) => {
                 if let Buffer::Write(data) = data {
                     let write = || register_write(peer, (window.bar, offset), data);
-                    self.requester.register_written(write);
+                    self.requester.ledger().register_written(write);
                 }
                 to_function(offset, data).map_err(|UnsupportedRequest| Unsupported)
             }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Ask, Buffer, CounterFile, Link, MapAccess, MapError, MemoryFile, OwnWindow, OwnWindowMemory,
-    PageTable, Requester, Span, Upstream, UpstreamError, WindowId,
+    Buffer, CounterFile, Link, MapAccess, MapError, MemoryFile, OwnWindow, OwnWindowMemory,
+    PageTable, Requester, Span, Upstream, UpstreamError, UpstreamRequest, WindowId,
 };
 use peerbar_fault::{AddError, Rule};
 use peerbar_flight::Recorder;
@@ -130,7 +130,7 @@ impl<F: Function> Endpoint<F> {
 
     /// Records all DMA of the function, and the state that it depends on, from now on.
     pub fn record_in(&self, recorder: Recorder) {
-        self.requester.record_in(recorder);
+        self.requester.ledger().record_in(recorder);
     }
 
     /// Adds a fault rule. Must be called after [`Endpoint::record_in`], which notes its text.
@@ -456,20 +456,20 @@ fn map_errno(error: MapError) -> Errno {
 struct ClientMemory(Client);
 
 impl Upstream for ClientMemory {
-    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
-        let requests = asks.iter_mut().map(|ask| {
-            let data = match &mut ask.data {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], may_go_on: &dyn Fn() -> bool) {
+        let messages = requests.iter_mut().map(|request| {
+            let data = match &mut request.data {
                 Buffer::Read(data) => Data::Read(data),
                 Buffer::Write(data) => Data::Write(data),
             };
-            DmaRequest::new(ask.address, data)
+            DmaRequest::new(request.address, data)
         });
-        let mut requests: Vec<DmaRequest<'_>> = requests.collect();
-        self.0.carry_out(&mut requests, may_go_on);
-        let outcomes = requests.iter().map(|request| request.outcome);
+        let mut messages: Vec<DmaRequest<'_>> = messages.collect();
+        self.0.carry_out(&mut messages, may_go_on);
+        let outcomes = messages.iter().map(|message| message.outcome);
         let outcomes: Vec<_> = outcomes.collect();
-        for (ask, outcome) in asks.iter_mut().zip(outcomes) {
-            ask.outcome = outcome.map(|outcome| outcome.map_err(upstream_error));
+        for (request, outcome) in requests.iter_mut().zip(outcomes) {
+            request.outcome = outcome.map(|outcome| outcome.map_err(upstream_error));
         }
     }
 

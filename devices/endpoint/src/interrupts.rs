@@ -92,7 +92,7 @@ impl Messages {
             return false;
         }
         if let Some(requester) = requester {
-            requester.interrupt(vector);
+            requester.ledger().interrupt(vector);
         }
         self.signaller.signal(event);
         true
@@ -488,7 +488,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk0.flight");
         let requester = bus_master();
-        requester.record_in(Recorder::create(&path, "disk0", Level::All).unwrap());
+        requester
+            .ledger()
+            .record_in(Recorder::create(&path, "disk0", Level::All).unwrap());
         let counters = folder.path().join("disk0.counters");
         requester.count_in(CounterFile::create(&counters).unwrap());
         let vectors = Vectors::new(2).unwrap();

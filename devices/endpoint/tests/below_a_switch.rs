@@ -162,7 +162,7 @@ impl Card {
     }
 
     fn bytes(&self, route: Route, completer: Completer) -> u64 {
-        let snapshot = self.requester.counters().snapshot();
+        let snapshot = self.requester.ledger().counters().snapshot();
         let wanted = snapshot.iter().filter(|(entry, _)| {
             (entry.route, entry.completer, entry.direction) == (route, completer, Direction::Write)
         });
@@ -350,7 +350,7 @@ fn register_write_is_recorded_with_the_peer_that_made_it() {
         value,
     });
     assert_eq!(written.collect::<Vec<_>>(), expected);
-    let snapshot = a.requester.counters().snapshot();
+    let snapshot = a.requester.ledger().counters().snapshot();
     let mut kinds = snapshot.iter().map(|(kind, count)| (kind, count.requests));
     let (kind, count) = kinds.next_back().unwrap();
     assert_eq!((kind.purpose, kind.route), (Purpose::Register, Route::Peer));

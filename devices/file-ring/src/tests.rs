@@ -104,7 +104,7 @@ impl Fixture {
 
     /// Returns the payload so far: requests, bytes and failures.
     fn counts(&self) -> (u64, u64, u64) {
-        let counts = self.requester.counters().snapshot();
+        let counts = self.requester.ledger().counters().snapshot();
         counts.iter().fold((0, 0, 0), |sum, (_, count)| {
             (
                 sum.0 + count.requests,
@@ -493,7 +493,7 @@ fn unmap_waits_for_a_transfer_and_none_follows() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk0.flight");
     let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
-    fixture.requester.record_in(recorder);
+    fixture.requester.ledger().record_in(recorder);
     let (slow, mut slow_end) = pipe();
     fixture.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
     assert!(fixture.ring.submit() && fixture.ring.take_ended().is_none());

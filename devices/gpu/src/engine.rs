@@ -598,7 +598,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gpu0.flight");
         let requester = Arc::new(Requester::new());
-        requester.record_in(Recorder::create(&path, "gpu0", Level::All).unwrap());
+        requester
+            .ledger()
+            .record_in(Recorder::create(&path, "gpu0", Level::All).unwrap());
         let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
         let mut engine = engine_of(requester, &vram, 1);
         for tail in [2u32, 3] {

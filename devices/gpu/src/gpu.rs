@@ -137,7 +137,7 @@ impl Gpu {
             Some(Effect::Kick) => self.shared.kick(),
             Some(Effect::Fault) => self.interrupts.raise(0),
             Some(Effect::DmaLog) => {
-                let page = self.requester.counters().page();
+                let page = self.requester.ledger().counters().page();
                 *self.dma_log.lock() = page;
             }
             None => {}

@@ -76,7 +76,7 @@ impl GpuMemory {
 
     /// Records a new value of a channel's doorbell.
     pub(crate) fn note_doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
-        self.requester.doorbell(event);
+        self.requester.ledger().doorbell(event);
     }
 
     /// Returns the fault that a rule injects into the command with this opcode, of this channel.
@@ -92,12 +92,12 @@ impl GpuMemory {
 
     /// Records the begin of the command in progress.
     pub(crate) fn note_begin(&self, opcode: u8) {
-        self.requester.begin(self.origin, opcode);
+        self.requester.ledger().begin(self.origin, opcode);
     }
 
     /// Records the end of that command; the status is 0 if it succeeded.
     pub(crate) fn note_end(&self, status: u16) {
-        self.requester.end(self.origin, status);
+        self.requester.ledger().end(self.origin, status);
     }
 
     /// Returns VRAM.

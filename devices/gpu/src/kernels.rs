@@ -298,7 +298,7 @@ mod tests {
             threads: 512 * 1000,
         };
         let requests = |work: &Executor, direction| {
-            let counts = work.memory.requester().counters().snapshot();
+            let counts = work.memory.requester().ledger().counters().snapshot();
             let of = |(entry, count): &(peerbar_dma::DmaKind, peerbar_dma::Count)| {
                 let wanted = entry.route == Route::GuestRam
                     && entry.completer == Completer::GuestRam

@@ -110,7 +110,7 @@ impl Controller {
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
         if !maps_doorbells(config) {
-            requester.count_doorbells();
+            requester.ledger().count_doorbells();
         }
         if let Some(pmr) = pmr {
             limit_power_loss(requester.faults(), pmr.size());
@@ -370,11 +370,12 @@ impl Function for Controller {
         match doorbells(offset, data) {
             Some(rung) => {
                 for (doorbell, _) in rung {
-                    self.requester.doorbell_of_client(doorbell.queue());
+                    self.requester.ledger().doorbell_of_client(doorbell.queue());
                 }
             }
             None => self
                 .requester
+                .ledger()
                 .ignored_write(REGISTER_BAR, offset, data.len()),
         }
         let starts = self.write_bar(offset, data);

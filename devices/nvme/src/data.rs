@@ -69,7 +69,7 @@ impl DataPath {
     /// Sets the origin of the following transfers: a command with `opcode`.
     pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
         self.resume(origin);
-        self.requester().begin(origin, opcode);
+        self.requester().ledger().begin(origin, opcode);
     }
 
     /// Sets the origin of the following transfers to a command that has begun before.
@@ -410,7 +410,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use peerbar_dma::{Ask, MapAccess, MemoryFile, Upstream, UpstreamError};
+    use peerbar_dma::{MapAccess, MemoryFile, Upstream, UpstreamError, UpstreamRequest};
     use peerbar_file_ring::RingFile;
     use zerocopy::FromZeros;
 
@@ -445,8 +445,8 @@ mod tests {
     }
 
     impl Upstream for Unmapping {
-        fn carry_out(&self, asks: &mut [Ask<'_>], _may_go_on: &dyn Fn() -> bool) {
-            for ask in asks {
+        fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _may_go_on: &dyn Fn() -> bool) {
+            for ask in requests {
                 ask.outcome = Some(self.unmap());
             }
         }

@@ -346,7 +346,10 @@ impl Engine {
         entry.dw0 = U32::new(dw0);
         pair.completion.stage(permit, entry, status);
         let origin = Origin::command(0, cid);
-        self.data.requester().end(origin, status.into_bits());
+        self.data
+            .requester()
+            .ledger()
+            .end(origin, status.into_bits());
         self.post();
     }
 

@@ -48,7 +48,7 @@ impl Requester {
             // With the routes locked, so that a request that is refused for this reason fails
             // afterwards.
             self.bus_mastering.fetch_add(1, Ordering::AcqRel);
-            self.note(|| Event::BusMaster(on));
+            self.ledger.note(|| Event::BusMaster(on));
         }
         drop(routes);
         if !on {
@@ -66,7 +66,7 @@ impl Requester {
     pub fn halt(&self) -> Drain<'_> {
         let mut routes = self.change();
         routes.halted = true;
-        self.note(|| Event::Reset(true));
+        self.ledger.note(|| Event::Reset(true));
         self.drain(vec![AddressRange::ALL])
     }
 
@@ -74,7 +74,7 @@ impl Requester {
     pub fn resume(&self) {
         let mut routes = self.change();
         routes.halted = false;
-        self.note(|| Event::Reset(false));
+        self.ledger.note(|| Event::Reset(false));
     }
 
     /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is
@@ -87,7 +87,7 @@ impl Requester {
         let old = routes.windows.get(&id).map(OwnWindow::addresses);
         let met: Vec<_> = [old, new].into_iter().flatten().collect();
         if old != new {
-            self.note(|| recording::window(id, window.as_ref()));
+            self.ledger.note(|| recording::window(id, window.as_ref()));
         }
         match window {
             Some(window) => routes.windows.insert(id, window),

@@ -17,7 +17,7 @@ use crate::route::{RouteTable, Target};
 use crate::tag::Tag;
 
 use super::Requester;
-use super::transfer::LINK_WAIT;
+use super::transfer::{LINK_WAIT, Transfer};
 
 impl Requester {
     /// Returns the fault rules of the function.
@@ -29,7 +29,7 @@ impl Requester {
     pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
         let text = rule.to_string();
         let fired = self.faults.add(rule)?;
-        if let Some(recorder) = self.recorder.get() {
+        if let Some(recorder) = self.ledger.recorder() {
             recorder.rule(&text);
         }
         if let Some(fired) = fired {
@@ -41,15 +41,15 @@ impl Requester {
     /// Notes an injected fault. Removes the device, or takes its link down, if the fault says so.
     pub fn note_injected(&self, origin: Origin, fired: &Fired) {
         log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
-        self.counters.happened(DeviceEvent::InjectedFault);
-        self.note(|| {
+        self.ledger.counters().happened(DeviceEvent::InjectedFault);
+        self.ledger.note(|| {
             Event::Injected(Injection {
                 rule: fired.rule,
                 matches: fired.matches,
                 origin,
             })
         });
-        let upstream = self.upstream.read().clone();
+        let upstream = self.client.upstream();
         match fired.action {
             Action::Remove => {
                 if let Some(upstream) = upstream {
@@ -139,14 +139,15 @@ impl Requester {
             self.clock.sleep(left.min(LINK_WAIT));
         }
     }
+}
 
+impl Transfer<'_, '_> {
     /// Reads or writes at a target, with a fault.
     pub(super) fn reach_with(
-        &self,
+        &mut self,
         fault: Action,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
-        waited: &mut u64,
         address: u64,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
@@ -156,16 +157,16 @@ impl Requester {
             (Action::Corrupt(bytes), Buffer::Write(data)) => {
                 let mut wrong = data.to_vec();
                 invert(&mut wrong, bytes);
-                self.reach(routes, target, waited, address, &mut Buffer::Write(&wrong))
+                self.reach(routes, target, address, &mut Buffer::Write(&wrong))
             }
             (Action::Corrupt(bytes), part) => {
-                self.reach(routes, target, waited, address, part)?;
+                self.reach(routes, target, address, part)?;
                 if let Buffer::Read(data) = part {
                     invert(data, bytes);
                 }
                 Ok(())
             }
-            (_, part) => self.reach(routes, target, waited, address, part),
+            (_, part) => self.reach(routes, target, address, part),
         }
     }
 }

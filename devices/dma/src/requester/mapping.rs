@@ -46,7 +46,8 @@ impl Requester {
         };
         let mut routes = self.change();
         routes.map.map(iova, size, access, backing)?;
-        self.note(|| recording::map((iova, size), access, recorded));
+        self.ledger
+            .note(|| recording::map((iova, size), access, recorded));
         Ok(())
     }
 
@@ -110,7 +111,7 @@ impl Requester {
             drop(routes);
             self.wait_for_transfers(&[range]);
         }
-        self.note(|| Event::Unmap { iova, last });
+        self.ledger.note(|| Event::Unmap { iova, last });
     }
 
     /// Forgets every mapping.

@@ -92,7 +92,7 @@ impl Requester {
     /// is dropped, which waits for at most 250 ms, as their owner does.
     pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> Drain<'_> {
         let mut routes = self.change();
-        if let Some(recorder) = self.recorder.get() {
+        if let Some(recorder) = self.ledger.recorder() {
             recording::peer(recorder, peer, &windows);
         }
         let ranges = routes.peers.set(peer, windows);
@@ -115,13 +115,13 @@ impl Requester {
         }
         routes.has_lost_peers = true;
         let lost: Vec<_> = routes.peers.addresses(|_| true).collect();
-        if let Some(recorder) = self.recorder.get() {
+        if let Some(recorder) = self.ledger.recorder() {
             let peers = routes.peers.windows();
             peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));
         }
         routes.peers.lose_all();
         routes.links.forget_peers();
-        if let Some(recorder) = self.recorder.get() {
+        if let Some(recorder) = self.ledger.recorder() {
             for (peer, windows) in routes.peers.windows() {
                 recording::peer(recorder, *peer, windows);
             }

@@ -38,7 +38,7 @@ impl Requester {
                 direction: Direction::Write,
                 started: 0,
             };
-            return self.account(tag, segment, &refused);
+            return self.ledger.account(tag, segment, &refused);
         }
         // Earlier copies become visible first, whatever the route of this write.
         fence(Ordering::SeqCst);

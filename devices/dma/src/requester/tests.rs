@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use peerbar_dma_log::{Completer, Direction, DmaKind, Origin, Purpose, Route};
 
-use super::transfer::{LINK_WAIT, PROBE};
+use super::transfer::LINK_WAIT;
 use super::*;
 use crate::MemoryFile;
 use crate::address::AddressRange;
 use crate::buffer::Buffer;
+use crate::client::PROBE;
 use crate::counters::Count;
 use crate::error::{DmaError, DmaFault};
 use crate::leases::Leases;
@@ -26,7 +27,7 @@ use crate::register_value::RegisterValue;
 use crate::route::{OwnWindow, OwnWindowMemory};
 use crate::session::Session;
 use crate::tag::Tag;
-use crate::upstream::{Ask, UpstreamError};
+use crate::upstream::{UpstreamError, UpstreamRequest};
 
 /// A client with a device's memory at 0x8000..0x9000 that notes the requests it gets.
 #[derive(Default)]
@@ -50,7 +51,7 @@ impl Client {
 }
 
 impl Client {
-    fn one(&self, ask: &mut Ask<'_>) -> Result<(), UpstreamError> {
+    fn one(&self, ask: &mut UpstreamRequest<'_>) -> Result<(), UpstreamError> {
         let range = self.span(ask.address, ask.data.len())?;
         let memory = &mut self.memory.lock()[range];
         match &mut ask.data {
@@ -62,9 +63,9 @@ impl Client {
 }
 
 impl Upstream for Client {
-    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], may_go_on: &dyn Fn() -> bool) {
         self.calls.fetch_add(1, Relaxed);
-        for ask in asks {
+        for ask in requests {
             assert!(may_go_on());
             let outcome = self.one(ask);
             ask.outcome = Some(outcome);
@@ -114,7 +115,7 @@ fn count(requester: &Requester, route: Route, completer: Completer, direction: D
         completer,
         direction,
     };
-    let snapshot = requester.counters().snapshot();
+    let snapshot = requester.ledger().counters().snapshot();
     snapshot
         .into_iter()
         .find(|(entry, _)| *entry == wanted)
@@ -318,8 +319,8 @@ struct Resetting {
 }
 
 impl Upstream for Resetting {
-    fn carry_out(&self, asks: &mut [Ask<'_>], may_go_on: &dyn Fn() -> bool) {
-        for ask in asks.iter_mut().take_while(|_| may_go_on()) {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], may_go_on: &dyn Fn() -> bool) {
+        for ask in requests.iter_mut().take_while(|_| may_go_on()) {
             let extent = (ask.address, ask.data.len());
             self.asked.lock().push(extent);
             self.requester.upgrade().unwrap().halt();
@@ -829,7 +830,7 @@ fn request_to_a_peer_by_message_ends_with_the_right_to_issue_it() {
 
 /// Returns the counts of register writes: those that succeeded on a route, and all that failed.
 fn register_writes(requester: &Requester, done: (Route, Completer)) -> (u64, u64) {
-    let snapshot = requester.counters().snapshot();
+    let snapshot = requester.ledger().counters().snapshot();
     let registers = snapshot.iter();
     let registers = registers.filter(|(kind, _)| kind.purpose == Purpose::Register);
     registers.fold((0, 0), |(written, failed), (kind, count)| {

@@ -26,6 +26,6 @@ impl Requester {
 
     /// Publishes the address translation cache's counts.
     pub(super) fn share_ats(&self, routes: &RouteTable) {
-        routes.with_ats_counts(|counts| self.counters.set_ats(&counts));
+        routes.with_ats_counts(|counts| self.ledger.counters().set_ats(&counts));
     }
 }

@@ -1,13 +1,13 @@
 //! A client and peers that refuse all requests.
 
-use peerbar_dma::{Ask, Buffer, PeerError, PeerId, Peers, Upstream, UpstreamError};
+use peerbar_dma::{Buffer, PeerError, PeerId, Peers, Upstream, UpstreamError, UpstreamRequest};
 
 /// A client that refuses all requests, and peers without registers.
 pub(crate) struct NoUpstream;
 
 impl Upstream for NoUpstream {
-    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
-        if let Some(first) = asks.first_mut() {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _: &dyn Fn() -> bool) {
+        if let Some(first) = requests.first_mut() {
             first.outcome = Some(Err(UpstreamError::Refused(19)));
         }
     }

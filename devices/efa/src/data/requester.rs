@@ -62,7 +62,9 @@ impl Turn<'_> {
         let requester = self.state.transfers.session.requester();
         for DroppedRequest { pair, request } in self.objects.take_dropped() {
             let status = u16::from(CompletionStatus::Flushed as u8);
-            requester.end(Origin::command(pair, request), status);
+            requester
+                .ledger()
+                .end(Origin::command(pair, request), status);
         }
     }
 
@@ -124,7 +126,9 @@ impl Turn<'_> {
                     };
                     let origin = Origin::command(number, taken);
                     let requester = self.state.transfers.session.requester();
-                    requester.begin(origin, job.request.operation as u8);
+                    requester
+                        .ledger()
+                        .begin(origin, job.request.operation as u8);
                     if let Ok(pair) = self.objects.queue_pair_mut(number) {
                         pair.jobs.add(job);
                     }
@@ -377,7 +381,7 @@ impl Turn<'_> {
         let request = &job.request;
         let origin = Origin::command(number, job.number);
         let requester = self.state.transfers.session.requester();
-        requester.end(origin, u16::from(status as u8));
+        requester.ledger().end(origin, u16::from(status as u8));
         let is_ok = status == CompletionStatus::Ok;
         if is_ok {
             self.count_done(request);

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{Ask, Buffer, MemoryFile, Requester, Upstream, UpstreamError};
+use peerbar_dma::{Buffer, MemoryFile, Requester, Upstream, UpstreamError, UpstreamRequest};
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use proptest::prelude::*;
 
@@ -92,9 +92,9 @@ impl Disk {
 }
 
 impl Upstream for Disk {
-    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _: &dyn Fn() -> bool) {
         let mut state = self.state.lock().unwrap();
-        for ask in asks {
+        for ask in requests {
             let Buffer::Write(data) = &ask.data else {
                 panic!("a doorbell is read")
             };

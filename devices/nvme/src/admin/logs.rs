@@ -109,7 +109,7 @@ impl Engine {
             }
             lid::FEATURE_EFFECTS => feature_effects().as_bytes().to_vec(),
             lid::SANITIZE_STATUS => self.admin.sanitize.page().as_bytes().to_vec(),
-            dma_log::LID => self.data.requester().counters().page(),
+            dma_log::LID => self.data.requester().ledger().counters().page(),
             dma_log::ATS_LID => self.data.requester().ats_counts().page(),
             _ => return Err(Status::INVALID_LOG_PAGE.with_dnr(true)),
         })

@@ -121,7 +121,11 @@ impl SubmissionQueue {
             return completions.release(ended.permit);
         }
         let origin = Origin::command(self.id, ended.cid.get());
-        cx.io.data.requester().end(origin, status.into_bits());
+        cx.io
+            .data
+            .requester()
+            .ledger()
+            .end(origin, status.into_bits());
         if completions.stage(ended.permit, entry, status) {
             cx.flush(completions);
         }

@@ -107,7 +107,7 @@ impl SubmissionQueue {
             notifier.report_bad_value();
         }
         if self.tail != before {
-            session.requester().doorbell(|| DoorbellEvent {
+            session.requester().ledger().doorbell(|| DoorbellEvent {
                 queue: self.id,
                 tail: self.tail,
                 added: distance(before, self.tail, self.ring.entries),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{Ask, Buffer, MapAccess, Requester, Upstream};
+use peerbar_dma::{Buffer, MapAccess, Requester, Upstream, UpstreamRequest};
 use peerbar_efa_spec::admin::event_counter::QpEvents;
 use peerbar_efa_spec::completion::{CompletionDoorbell, CompletionStatus as S};
 use peerbar_efa_spec::work::Operation;
@@ -21,8 +21,8 @@ const WORD: u64 = PAYLOAD + (3 << 20);
 struct TurnedOff(Arc<Requester>);
 
 impl Upstream for TurnedOff {
-    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
-        for ask in asks {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _: &dyn Fn() -> bool) {
+        for ask in requests {
             if let Buffer::Read(data) = &mut ask.data {
                 data.fill(7);
             }

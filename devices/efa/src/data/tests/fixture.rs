@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use peerbar_dma::{Ask, Buffer, MapAccess, MemoryFile, Requester, Upstream};
+use peerbar_dma::{Buffer, MapAccess, MemoryFile, Requester, Upstream, UpstreamRequest};
 use peerbar_efa_spec::completion::{
     CompletionCommon, CompletionStatus, EventEntry, ExtendedCompletion, QueueType,
 };
@@ -65,9 +65,9 @@ struct AskedMemory(Mutex<Vec<u8>>);
 const ASKED: u64 = 0x8000_0000;
 
 impl Upstream for AskedMemory {
-    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+    fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _: &dyn Fn() -> bool) {
         let mut memory = self.0.lock();
-        for ask in asks {
+        for ask in requests {
             let start = usize::try_from(ask.address - ASKED).unwrap();
             let bytes = &mut memory[start..start + ask.data.len()];
             match &mut ask.data {

@@ -50,7 +50,7 @@ fn message_arrives_by_one_copy_and_completes_both_sides() {
     assert_eq!(adapter.one(&mut b), received);
     assert_eq!(adapter.bytes(TO + 3, 5000), data);
     assert_eq!(adapter.bytes(TO + 5003, 8), [0; 8]);
-    let counts = adapter.requester.counters().snapshot();
+    let counts = adapter.requester.ledger().counters().snapshot();
     let payload = counts
         .iter()
         .filter(|(kind, _)| kind.purpose == Purpose::Payload);

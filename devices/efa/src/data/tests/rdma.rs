@@ -41,7 +41,7 @@ fn long_transfers_move_every_byte_both_ways() {
         assert!(adapter.bytes(TO + 1, LONG) == data, "{operation:?}");
         assert_eq!(adapter.bytes(TO, 1), [0]);
         assert_eq!(adapter.bytes(TO + 1 + LONG as u64, 1), [0]);
-        let counts = adapter.requester.counters().snapshot();
+        let counts = adapter.requester.ledger().counters().snapshot();
         let payload = counts
             .iter()
             .filter(|(kind, _)| kind.purpose == Purpose::Payload);

@@ -689,7 +689,7 @@ fn payload_of_a_busy_wire_is_read_once() {
     *it.air.limit.lock() = None;
     it.work();
     assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
-    let counts = it.near.requester.counters().snapshot();
+    let counts = it.near.requester.ledger().counters().snapshot();
     let bytes: u64 = counts
         .iter()
         .filter(|(kind, _)| kind.purpose == Purpose::Payload && kind.direction == Direction::Read)

@@ -57,7 +57,7 @@ fn request_that_is_dropped_ends_in_the_record() {
     let path = folder.path().join("nic0.flight");
     let mut adapter = Adapter::new();
     let recorder = Recorder::create(&path, "nic0", Level::All).unwrap();
-    adapter.requester.record_in(recorder);
+    adapter.requester.ledger().record_in(recorder);
     let [mut a, mut b, mut c] = [(); 3].map(|()| adapter.reliable());
     let (handle, deaf) = (adapter.handle(), adapter.reliable());
     let post = Post {

@@ -28,7 +28,7 @@ const FIRST: u32 = 4097;
 /// Returns the bytes of payload that a function has read or written, and the number of its failed
 /// requests.
 fn payload(requester: &Requester, direction: Direction) -> (u64, u64) {
-    let counts = requester.counters().snapshot().into_iter();
+    let counts = requester.ledger().counters().snapshot().into_iter();
     let counts =
         counts.filter(|(kind, _)| kind.purpose == Purpose::Payload && kind.direction == direction);
     counts.fold((0, 0), |(bytes, failures), (_, count)| {

@@ -537,7 +537,7 @@ fn batch_of_commands_is_one_doorbell_in_the_record() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk0.flight");
     let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
-    fixture.requester.record_in(recorder);
+    fixture.requester.ledger().record_in(recorder);
     let mut entry = SubmissionEntry::new_zeroed();
     entry.opcode = NvmOpcode::Flush as u8;
     entry.nsid = U32::new(FAST);

@@ -1,21 +1,34 @@
-//! Records and counts of a function: DMA, doorbells, interrupts and commands.
+//! The ledger of a function: its counters and its flight record of DMA, doorbells, interrupts and
+//! commands.
+
+use std::sync::OnceLock;
 
 use peerbar_dma_log::Origin;
 use peerbar_dma_log::counter_file::DeviceEvent;
 use peerbar_flight::{DoorbellEvent, Event, IgnoredWrite, Recorder, RegisterWrite};
 
-use crate::counters::{CounterFile, Counters};
+use crate::counters::Counters;
 use crate::error::DmaError;
 use crate::recording;
 use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
-use super::Requester;
+/// The counters of a function, and its flight recorder if it has one.
+#[derive(Default)]
+pub struct Ledger {
+    counters: Counters,
+    recorder: OnceLock<Recorder>,
+}
 
-impl Requester {
+impl Ledger {
     /// Returns the counts of all DMA so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Returns the flight recorder.
+    pub(crate) fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.get()
     }
 
     /// Records everything from now on, for the life of the function. Ignores a second recorder.
@@ -23,13 +36,6 @@ impl Requester {
         if self.recorder.set(recorder).is_err() {
             log::error!("a function has one flight recorder");
         }
-    }
-
-    /// Counts in this file from now on, for the life of the function, so that other processes see
-    /// its counters. Ignores a second file.
-    pub fn count_in(&self, file: CounterFile) {
-        self.counters.share(file);
-        self.share_ats(&self.route_table());
     }
 
     /// Notes a new value of a queue's doorbell.
@@ -52,7 +58,7 @@ impl Requester {
     }
 
     /// Declares that the function counts its client's doorbells. Must precede
-    /// [`Requester::count_in`].
+    /// [`Requester::count_in`](crate::Requester::count_in).
     pub fn count_doorbells(&self) {
         self.counters.count_doorbells();
     }
@@ -84,7 +90,7 @@ impl Requester {
         self.recorder.get().map_or(0, Recorder::clock)
     }
 
-    pub(super) fn note(&self, event: impl FnOnce() -> Event) {
+    pub(crate) fn note(&self, event: impl FnOnce() -> Event) {
         if let Some(recorder) = self.recorder.get() {
             recorder.record(event());
         }
