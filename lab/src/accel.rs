@@ -13,15 +13,15 @@ use crate::{kvm, tsc};
 /// Which accelerator the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum AccelChoice {
-    /// KVM where it runs a guest, else TCG.
+    /// KVM if it can run a guest, or TCG.
     #[default]
     Auto,
-    /// KVM, or an error that says why not.
+    /// KVM, or an error with the reason.
     Kvm,
     /// QEMU's translator, on one thread.
     Tcg,
-    /// QEMU's translator, on a thread for each virtual CPU. It suits guests with many of them, but may lose a guest as it boots
-    /// (`Oops: int3`).
+    /// QEMU's translator, with a thread for each virtual CPU. It suits guests with many CPUs, but a
+    /// guest may fail to boot (`Oops: int3`).
     TcgMulti,
 }
 

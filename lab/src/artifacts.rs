@@ -35,14 +35,14 @@ const OVERLAY: &str = "overlay";
 /// The file system with which programs configure parts of the kernel, such as NVMe targets.
 const CONFIGFS: &str = "configfs";
 
-/// The user's own pieces, in place of ours.
+/// The user's own QEMU, kernel and the like, instead of peerbar's.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Own {
-    /// QEMU to use [default: the one on PATH if it has vfio-user, else peerbar's own].
+    /// QEMU to use [default: the one on PATH if it has vfio-user, or peerbar's own].
     #[arg(long, value_name = "PATH")]
     pub qemu: Option<PathBuf>,
-    /// Kernel to boot: a bzImage, a vmlinux, a build tree, or `default` for peerbar's own [default: that of the kernel tree
-    /// around the current folder, else peerbar's own].
+    /// Kernel to boot: a bzImage, a vmlinux, a build tree, or `default` for peerbar's own [default:
+    /// that of the kernel tree around the current folder, or peerbar's own].
     #[arg(long, value_name = "PATH")]
     pub kernel: Option<PathBuf>,
     /// Modules of that kernel: lib/modules/RELEASE, or a folder that contains it.
@@ -57,10 +57,10 @@ pub struct Own {
         allow_hyphen_values = true
     )]
     pub append: String,
-    /// What executes the guest's instructions: TCG or KVM.
+    /// Accelerator of the guest: KVM or TCG.
     #[arg(long, value_enum, default_value_t)]
     pub accel: AccelChoice,
-    /// A word for the end of QEMU's command line, where you own the consequences; repeat it for more.
+    /// Further argument of QEMU, at your own risk; repeat it for more.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub qemu_arg: Vec<String>,
 }

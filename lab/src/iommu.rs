@@ -4,19 +4,19 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-/// Which IOMMU the machine has, and whether the kernel has it translate.
+/// The machine's IOMMU, and whether it translates.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum, IntoStaticStr,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Iommu {
-    /// There is none.
+    /// No IOMMU.
     #[default]
     None,
-    /// Intel's, translating. Its caching mode has every map and unmap reach the devices' servers.
+    /// Intel's, translating. Its caching mode passes every map and unmap to the devices' servers.
     Intel,
-    /// Intel's, which lets everything pass.
+    /// Intel's, in passthrough mode.
     IntelPassthrough,
     /// AMD's, translating.
     Amd,

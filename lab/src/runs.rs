@@ -30,16 +30,17 @@ const REMOVED: &str = ".removed";
 /// Where a run leaves its folder, what that is called, and how many stay.
 #[derive(Args, Clone, Debug)]
 pub struct Runs {
-    /// Folder that gets a folder for each run.
+    /// Folder for the folders of the runs.
     #[arg(long = "runs", value_name = "DIR", default_value = DEFAULT)]
     pub folder: PathBuf,
-    /// Name of this run's folder; a run with a name stays [default: the time and the scenario].
+    /// Name of this run's folder, which then is not removed [default: the time and the scenario].
     #[arg(long)]
     pub name: Option<RunName>,
-    /// How many runs without a name stay, the newest [default: 20 in `runs`, all in a folder that --runs names].
+    /// Number of unnamed runs to keep, the newest [default: 20 in `runs`, all in a folder of
+    /// --runs].
     #[arg(long, value_name = "N", value_parser = count::<NonZero<usize>>)]
     pub keep_runs: Option<NonZero<usize>>,
-    /// This run's folder, which the process that makes its series has made; used by peerbar itself.
+    /// This run's folder, made by the process that runs its series; used by peerbar itself.
     #[arg(
         long,
         hide = true,

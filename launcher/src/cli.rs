@@ -34,11 +34,11 @@ use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
 use peerbar_lab::runs::Runs;
 
-/// Tests PCIe peer-to-peer DMA without hardware.
+/// Test PCIe peer-to-peer DMA without hardware.
 #[derive(Parser)]
 #[command(name = "peerbar", version, before_help = EXAMPLES, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -76,91 +76,95 @@ const EXAMPLES: &str = "Examples:\n  peerbar run\n  peerbar init my.toml\n  peer
 const EXIT_CODES: &str = "Exit codes: 0 every check passed, 1 a check failed or was skipped, 2 wrong usage, 69 the machine lacks \
     something, 124 time limit, 255 the guest died, 128 + N ended by signal N";
 
-/// What to do.
+/// The command.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Boots a guest with the devices of a scenario and runs its checks.
+    /// Boot a guest with the devices of a scenario and run its checks.
     #[command(before_help = "Example: peerbar run my.toml --timeout 5m")]
     Run(Run),
-    /// Opens a root shell in a guest. The current folder is /host there.
+    /// Open a root shell in a guest. The current folder is /host there.
     #[command(
         before_help = "Examples:\n  peerbar shell\n  peerbar shell my.toml\n  peerbar shell --attach runs/latest"
     )]
     Shell(InGuest),
-    /// Runs a program in a guest, with the input, output and signals of this command, which ends with the program's exit status. It
-    /// starts in /host, which is the current folder.
+    /// Run a program in a guest, in /host, which is the current folder. It has the input, output
+    /// and signals of this command, which ends with the program's exit status.
     #[command(
         before_help = "Examples:\n  peerbar exec -- ./my-test {disk0:disk}\n  peerbar exec my.toml -- nvme list"
     )]
     Exec(Exec),
-    /// Copies a file or a folder into a running guest, or out of it. A path of the guest begins with `guest:`.
+    /// Copy a file or a folder into a running guest, or out of it. A path in the guest begins with
+    /// `guest:`.
     #[command(
         before_help = "Examples:\n  peerbar cp ./data guest:/root\n  peerbar cp guest:/root/result ."
     )]
     Cp(Cp),
-    /// Prints how ssh, scp, rsync and editors reach a running guest, as a stanza of ssh's configuration.
+    /// Print an ssh configuration with which ssh, scp, rsync and editors reach a running guest.
     #[command(
         before_help = "Example: peerbar ssh-config > ssh.config",
         after_help = "Then:\n  ssh -F ssh.config peerbar\n  scp -F ssh.config my-test peerbar:/root\n  rsync -a -e 'ssh -F ssh.config' data peerbar:/root"
     )]
     SshConfig(SshConfig),
-    /// Connects ssh with a guest; used by peerbar itself.
+    /// Connect ssh to a guest; used by peerbar itself.
     #[command(hide = true)]
     SshProxy {
         /// Folder of the guest's sockets.
         folder: PathBuf,
     },
-    /// Says which route peer-to-peer DMA takes in a run or a scenario, and why.
+    /// Explain the route of peer-to-peer DMA in a run or a scenario.
     #[command(
         before_help = "Examples:\n  peerbar explain\n  peerbar explain disk0 disk1 --run runs/latest"
     )]
     Explain(Explain),
-    /// Tries which route data takes between two devices: every topology, IOMMU, CPU and flow, beside what the kernel's rule
-    /// says.
+    /// Try the routes of data between two devices in every topology, IOMMU, CPU and flow, and
+    /// compare them with the kernel's rule.
     #[command(before_help = "Example: peerbar matrix --quick", after_help = MATRIX_EXIT_CODES)]
     Matrix(Matrix),
-    /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
+    /// Show a run's DMA mappings, the reasons for failed DMA, and the sanitizer's findings.
     #[command(
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
-    /// Injects faults into a device of a running guest, or impairs its fabric; without a rule, shows those in force.
+    /// Inject faults into a device of a running guest, or impair its fabric. Without a rule, show
+    /// those in force.
     #[command(
         before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear\n  peerbar inject fabric 'nic0<->nic1 partition'\n  peerbar inject disk0 --port-error surprise-down"
     )]
     Inject(Inject),
-    /// Writes the results of runs as JUnit, JSON or a page to read, or joins those of shards.
+    /// Write the results of runs as JUnit, JSON or an HTML page, or join those of shards.
     #[command(
         before_help = "Examples:\n  peerbar report --as junit\n  peerbar report --merge shards --output all"
     )]
     Report(Report),
-    /// Writes what devices, guest and checks of a run did as one time line, a file for Perfetto.
+    /// Write the events of a run's devices, guest and checks as one time line, a file for Perfetto.
     #[command(
         before_help = "Examples:\n  peerbar trace\n  peerbar trace runs/latest --output my.pftrace"
     )]
     Trace(Trace),
-    /// Builds a kernel for peerbar.
+    /// Build a kernel for peerbar.
     #[command(before_help = "Example: peerbar kernel build --tree linux")]
     Kernel(KernelCommand),
-    /// Finds the commit of a kernel tree with which a scenario began to fail.
+    /// Find the commit of a kernel tree with which a scenario began to fail.
     #[command(before_help = "Example: peerbar bisect v7.2 v7.3 --tree linux -- my.toml")]
     Bisect(Bisect),
-    /// Judges one commit for git bisect; used by peerbar itself.
+    /// Judge one commit for git bisect; used by peerbar itself.
     #[command(hide = true)]
     BisectStep(BisectStep),
-    /// Reads scenarios and reports every mistake in them, without a guest. Ends with exit code 1 if there is one.
+    /// Read scenarios and report every mistake in them, without a guest. Ends with exit code 1 if
+    /// there is one.
     #[command(before_help = "Examples:\n  peerbar check my.toml\n  peerbar check scenarios/*.toml")]
     Check {
         /// Scenario files, or names of shipped scenarios.
         #[arg(required = true, value_name = "FILE", add = completion::scenarios())]
         files: Vec<PathBuf>,
     },
-    /// Lists the scenarios and the kinds of checks, or explains one of them.
+    /// List the scenarios and the kinds of checks, or explain one of them.
     #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy\n  peerbar list demo")]
     List(List),
-    /// Serves the devices of a scenario to a QEMU or a libvirt domain of your own, one after another.
+    /// Serve the devices of a scenario to your own QEMU or libvirt domains, one after another.
     Devices(Devices),
-    /// Runs peerbar's own QEMU, for a machine whose QEMU is older than 10.1.1. It is fetched if the cache lacks it. Ends with QEMU's exit status.
+    /// Run peerbar's own QEMU, for a machine whose QEMU is older than 10.1.1. Ends with QEMU's exit
+    /// status.
     #[command(
         before_help = "Examples:\n  peerbar qemu -- -version\n  xargs -a lab/qemu.args peerbar qemu -- -nographic"
     )]
@@ -169,24 +173,24 @@ pub(crate) enum Command {
         #[arg(last = true, value_name = "ARG")]
         arguments: Vec<OsString>,
     },
-    /// Checks whether this machine runs a scenario, and says what to do where it does not.
+    /// Check if this machine can run a scenario, with a remedy for each problem.
     Doctor(Doctor),
-    /// Gets all that scenarios need from the network, before their runs need it.
+    /// Download everything that scenarios need from the network, before they run.
     Fetch(Fetch),
-    /// Lists and prunes the cache of QEMU, kernels and images.
+    /// List and prune the cache of QEMU, kernels and images.
     #[command(subcommand, before_help = "Example: peerbar cache list")]
     Cache(CacheCommand),
-    /// Writes a scenario to begin with, which has every key and a comment on it.
+    /// Write a scenario to start with, which has every key with a comment.
     #[command(before_help = "Example: peerbar init my.toml")]
     Init {
-        /// File that is written.
+        /// File to write.
         #[arg(default_value = "scenario.toml")]
         file: PathBuf,
-        /// Write over a file that is there.
+        /// Overwrite an existing file.
         #[arg(long)]
         force: bool,
     },
-    /// Prints the completion script for a shell.
+    /// Print the completion script for a shell.
     #[command(
         before_help = "Example: peerbar completions bash > ~/.local/share/bash-completion/completions/peerbar"
     )]
@@ -194,19 +198,19 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Writes the man pages, one for each command.
+    /// Write the man pages, one for each command.
     #[command(before_help = "Example: peerbar man ~/.local/share/man/man1")]
     Man {
-        /// Folder that gets them. It is made if it is not there.
+        /// Folder for the pages, which is created if necessary.
         folder: PathBuf,
     },
-    /// Becomes a program that dies with its parent; used by peerbar itself.
+    /// Become a program that dies with its parent; used by peerbar itself.
     #[command(name = parent_death::NAME, hide = true)]
     DieWithParent {
-        /// It gains no privileges and inherits its standard streams only.
+        /// Give it no new privileges, and only its standard streams.
         #[arg(long)]
         confined: bool,
-        /// The parent's process.
+        /// Process id of the parent.
         parent: i32,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -214,28 +218,30 @@ pub(crate) enum Command {
     },
 }
 
-/// Boots a guest with the devices of a scenario and runs its checks.
+/// Boot a guest with the devices of a scenario and run its checks.
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Scenario files, which run one after the other unless --jobs says otherwise [default: the built-in demo].
+    /// Scenario files, run one after the other unless --jobs is given [default: the built-in demo].
     #[arg(value_name = "SCENARIO", add = completion::scenarios())]
     pub scenarios: Vec<PathBuf>,
-    /// Runs at once. What each prints is in its folder, as `run.log`.
+    /// Number of simultaneous runs. The output of each is in its folder, as `run.log`.
     #[arg(short, long, value_name = "N", default_value = "1", value_parser = count::<NonZero<usize>>, conflicts_with_all = ["keep", "gdb", "dry_run", "name"])]
     pub jobs: NonZero<usize>,
-    /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
+    /// Print the command lines of the servers and of QEMU, and start nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Keep the guest running after a failed check, and say how to enter it.
+    /// Keep the guest running after a failed check, and print how to enter it.
     #[arg(long, conflicts_with_all = ["dry_run"])]
     pub keep: bool,
-    /// Show the guest's console and report, and what commands print, as they come. (RUST_LOG sets what the servers log.)
+    /// Show the guest's console, its report and the output of commands as they come. (RUST_LOG sets
+    /// the servers' log level.)
     #[arg(short, long)]
     pub verbose: bool,
-    /// A check to run, by its name in the results; repeat it for more [default: all].
+    /// Name of a check to run, as in the results; repeat it for more [default: all].
     #[arg(long = "check", value_name = "NAME", add = completion::checks())]
     pub checks: Vec<String>,
-    /// Record every command and DMA, and trace the guest's kernel, for `peerbar trace`. That takes time.
+    /// Record every command and DMA, and trace the guest's kernel, for `peerbar trace`. This takes
+    /// time.
     #[arg(long)]
     pub trace: bool,
     /// Time limit for the guest, as `90s` or `2m` [default: the scenario's].
@@ -244,32 +250,33 @@ pub(crate) struct Run {
     /// Threads that share the I/O queues of each disk, 1 to 64 [default: the scenario's].
     #[arg(long, value_name = "NUMBER", value_parser = workers())]
     pub workers: Option<u8>,
-    /// How those threads wait for commands: `never` polls not at all, `adaptive` for a time, `always` indefinitely [default: the
+    /// Polling by those threads: `never`, `adaptive` (for a time) or `always` [default: the
     /// scenario's].
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollPolicy>,
-    /// Run all of it N times.
+    /// Run everything N times.
     #[arg(long, value_name = "N", value_parser = count::<NonZero<u32>>, conflicts_with = "name")]
     pub repeat: Option<NonZero<u32>>,
-    /// Repeat until a run fails, without end unless --repeat limits it.
+    /// Repeat until a run fails, without a limit unless --repeat is given.
     #[arg(long, conflicts_with = "name")]
     pub until_fail: bool,
     /// Run only part M of N of the scenarios, as `2/5`; `peerbar report --merge` joins the parts.
     #[arg(long, value_name = "M/N")]
     pub shard: Option<Shard>,
-    /// Halt the guest for a debugger on this port, without time limits, and print the line to type.
+    /// Halt the guest for a debugger on this port, without time limits, and print the debugger's
+    /// command line.
     #[arg(long, value_name = "PORT", num_args = 0..=1, require_equals = true, default_missing_value = debugger::PORT)]
     pub gdb: Option<u16>,
-    /// Where the folder of the run is.
+    /// The folder of the run.
     #[command(flatten)]
     pub runs: Runs,
-    /// The user's own pieces.
+    /// The user's own QEMU, kernel and the like.
     #[command(flatten)]
     pub own: Own,
 }
 
-/// Serves the devices of a scenario to a QEMU of your own: prints what that must be given, stays until Ctrl-C, and prints who
-/// connects, which DMA fails and why, and how many bytes went which way.
+/// Serve the devices of a scenario to your own QEMU. Prints QEMU's arguments, and until Ctrl-C the
+/// clients, failed DMA with its reason, and the bytes of each route.
 #[derive(Args)]
 #[command(
     before_help = "Examples:\n  peerbar devices two-disks.toml\n  peerbar devices --libvirt --sockets /run/peerbar"
@@ -278,76 +285,76 @@ pub(crate) struct Devices {
     /// Scenario file [default: the built-in demo].
     #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
-    /// Which guest of that scenario.
+    /// The guest of that scenario.
     #[command(flatten)]
     pub guest: GuestName,
-    /// Print a domain for libvirt, not QEMU's arguments.
+    /// Print a domain for libvirt instead of QEMU's arguments.
     #[arg(long, conflicts_with = "json")]
     pub libvirt: bool,
-    /// Folder for the sockets, which keep their paths from start to start [default: a new one].
+    /// Folder for the sockets, whose paths then do not change between starts [default: a new one].
     #[arg(long, value_name = "DIR")]
     pub sockets: Option<PathBuf>,
     /// Threads that share the I/O queues of each disk, 1 to 64 [default: the scenario's].
     #[arg(long, value_name = "NUMBER", value_parser = workers())]
     pub workers: Option<u8>,
-    /// How those threads wait for commands: `never`, `adaptive` or `always` poll [default: the scenario's].
+    /// Polling by those threads: `never`, `adaptive` or `always` [default: the scenario's].
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollPolicy>,
-    /// Print a line of JSON that describes sockets and arguments, then one for each event.
+    /// Print a line of JSON with sockets and arguments, and then one for each event.
     #[arg(long)]
     pub json: bool,
-    /// Where the folder of the run is.
+    /// The folder of the run.
     #[command(flatten)]
     pub runs: Runs,
 }
 
-/// Checks whether this machine runs a scenario: programs, QEMU, KVM, kernel, processor, memory, disk, limits. Ends with exit code 1
-/// if a probe fails; its line ends with a way to mend that.
+/// Check if this machine can run a scenario: programs, QEMU, KVM, kernel, processor, memory, disk,
+/// limits. Each failed probe prints a remedy. Ends with exit code 1 if one fails.
 #[derive(Args)]
 #[command(before_help = "Examples:\n  peerbar doctor\n  peerbar doctor scenarios/gpu.toml --json")]
 pub(crate) struct Doctor {
     /// Scenario file [default: the built-in demo].
     #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
-    /// Which guest of that scenario.
+    /// The guest of that scenario.
     #[command(flatten)]
     pub guest: GuestName,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// The user's own pieces.
+    /// The user's own QEMU, kernel and the like.
     #[command(flatten)]
     pub own: Own,
 }
 
-/// What to do with the cache.
+/// The command of the cache.
 #[derive(Subcommand)]
 pub(crate) enum CacheCommand {
-    /// Lists what the cache holds: kind, size on disk, last use.
+    /// List the entries: kind, size on disk, last use.
     #[command(before_help = "Example: peerbar cache list")]
     List {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Removes what the present programs have not used and rebuild in seconds, and roots, packages and built kernels that were not
-    /// used for 30 days. What a run uses now always stays.
+    /// Remove entries that the present programs do not use and can rebuild in seconds, and roots,
+    /// packages and built kernels that were not used for 30 days. Entries in use always stay.
     Prune(Prune),
 }
 
-/// Removes entries of the cache.
+/// Remove entries of the cache.
 #[derive(Args)]
 #[command(
     before_help = "Examples:\n  peerbar cache prune --dry-run\n  peerbar cache prune --older-than 7days"
 )]
 pub(crate) struct Prune {
-    /// Remove what was not used for this time instead, as `12h` or `7days`.
+    /// Remove entries that were not used for this time instead, as `12h` or `7days`.
     #[arg(long, value_name = "TIME")]
     pub older_than: Option<humantime::Duration>,
-    /// Remove everything; the next run fetches it again.
+    /// Remove everything; the next run downloads it again.
     #[arg(long, conflicts_with = "older_than")]
     pub all: bool,
-    /// Only say what would be removed.
+    /// Only print the entries that would be removed.
     #[arg(long)]
     pub dry_run: bool,
     /// Print JSON.
@@ -355,27 +362,27 @@ pub(crate) struct Prune {
     pub json: bool,
 }
 
-/// Writes what devices, guest and checks of a run did as one time line, a file for Perfetto.
+/// Write the events of a run's devices, guest and checks as one time line, a file for Perfetto.
 #[derive(Args)]
 pub(crate) struct Trace {
-    /// Which run.
+    /// The run.
     #[command(flatten)]
     pub run: RunFolder,
-    /// Which guest of it.
+    /// The guest of the run.
     #[command(flatten)]
     pub guest: GuestName,
-    /// File that is written [default: trace.pftrace in the run's folder].
+    /// File to write [default: trace.pftrace in the run's folder].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print what it has as JSON.
+    /// Print a summary of its contents as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Lists the scenarios and the kinds of checks, or explains one of them.
+/// List the scenarios and the kinds of checks, or explain one of them.
 #[derive(Args)]
 pub(crate) struct List {
-    /// A kind of check, which is explained with its keys, or a scenario [default: all, without keys].
+    /// A kind of check, to explain it with its keys, or a scenario [default: all, without keys].
     #[arg(add = completion::listed())]
     pub name: Option<String>,
     /// Print JSON.
@@ -383,13 +390,14 @@ pub(crate) struct List {
     pub json: bool,
 }
 
-/// Takes as many workers as a controller does.
+/// Parses a number of workers that a controller may have.
 fn workers() -> RangedI64ValueParser<u8> {
     let (least, most) = (*WORKERS.start(), *WORKERS.end());
     RangedI64ValueParser::new().range(i64::from(least)..=i64::from(most))
 }
 
-/// Says which route peer-to-peer DMA takes, and why. Ends with exit code 1 if the guest's kernel did not do what its rule says.
+/// Explain the route of peer-to-peer DMA. Ends with exit code 1 if the guest's kernel did not
+/// follow its rule.
 #[derive(Args)]
 pub(crate) struct Explain {
     /// Provider, the device that owns the memory [default: those of the last failed check between devices, or all].
@@ -401,10 +409,10 @@ pub(crate) struct Explain {
     /// Folder of the run to explain.
     #[arg(long, value_name = "FOLDER", default_value = "runs/latest")]
     pub run: PathBuf,
-    /// Which guest of it; without it all of several are explained.
+    /// The guest of the run. Without it, all guests are explained.
     #[command(flatten)]
     pub guest: GuestName,
-    /// Explain what would happen in a scenario, and run nothing.
+    /// Explain a scenario instead, without a run.
     #[arg(long, value_name = "FILE", conflicts_with = "run", add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
     /// Print JSON.
@@ -413,15 +421,15 @@ pub(crate) struct Explain {
 }
 
 const MATRIX_EXIT_CODES: &str = "Exit codes: 0 every cell agrees with the rule, 1 one does not, or has success with wrong \
-    data; with --device qemu-nvme 0 if every cell was tried, whatever it shows. Others as of `peerbar run`";
+    data; with --device qemu-nvme 0 if every cell was tried, regardless of the results. Others as for `peerbar run`";
 
-/// Fills the matrix. Without filters that is all of it.
+/// Run the matrix, all of it unless there are filters.
 #[derive(Args)]
 pub(crate) struct Matrix {
     /// IOMMUs, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub iommu: Vec<Iommu>,
-    /// CPU models as for QEMU's -cpu, separated by commas [default: EPYC,Haswell].
+    /// CPU models as in QEMU's -cpu, separated by commas [default: EPYC,Haswell].
     #[arg(long, value_name = "MODEL", value_delimiter = ',')]
     pub cpu: Vec<String>,
     /// Topologies, separated by commas.
@@ -430,10 +438,10 @@ pub(crate) struct Matrix {
     /// Flows, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub flow: Vec<Flow>,
-    /// EPYC without an IOMMU and with Intel's, Haswell without, and no others.
+    /// Try only EPYC without an IOMMU and with Intel's, and Haswell without.
     #[arg(long, conflicts_with_all = ["iommu", "cpu"])]
     pub quick: bool,
-    /// Devices that are tried.
+    /// Devices to try.
     #[arg(long, value_enum, default_value_t = TestedDevices::Peerbar)]
     pub device: TestedDevices,
     /// Print the matrix as JSON.
@@ -442,27 +450,29 @@ pub(crate) struct Matrix {
     /// Boot only part M of N of the matrix, as `2/5`; `peerbar report --merge` joins the parts.
     #[arg(long, value_name = "M/N")]
     pub shard: Option<Shard>,
-    /// Boots at once [default: one for each processor of the host].
+    /// Number of simultaneous boots [default: one for each processor of the host].
     #[arg(short, long, value_name = "N", value_parser = count::<NonZero<usize>>)]
     pub jobs: Option<NonZero<usize>>,
-    /// Where the folder of the run is.
+    /// The folder of the run.
     #[command(flatten)]
     pub runs: Runs,
-    /// The user's own pieces.
+    /// The user's own QEMU, kernel and the like.
     #[command(flatten)]
     pub own: Own,
 }
 
-/// Injects faults into a device of a running guest, or impairs its fabric.
+/// Inject faults into a device of a running guest, or impair its fabric.
 #[derive(Args)]
 pub(crate) struct Inject {
     /// Name of the device, or `fabric`.
     #[arg(add = completion::devices())]
     pub device: String,
-    /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE. One of the fabric is as `nic0->nic1 loss=1%`. Without one the rules in force are shown.
+    /// The rule, such as `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE. For a
+    /// fabric, such as `nic0->nic1 loss=1%`. Without a rule, those in force are shown.
     #[arg(value_name = "RULE")]
     pub words: Vec<String>,
-    /// Have the port above the device report a PCIe error to the guest, as `surprise-down` or `bad-tlp`.
+    /// Make the port above the device report a PCIe error to the guest, such as `surprise-down` or
+    /// `bad-tlp`.
     #[arg(long, value_name = "ERROR", conflicts_with_all = ["words", "clear"])]
     pub port_error: Option<String>,
     /// Remove all rules of the device, or of the fabric.
@@ -471,7 +481,7 @@ pub(crate) struct Inject {
     /// Folder of the run, whose guest must still be running.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub run: PathBuf,
-    /// Which guest of it.
+    /// The guest of the run.
     #[command(flatten)]
     pub guest: GuestName,
 }
@@ -479,7 +489,7 @@ pub(crate) struct Inject {
 /// The folder of a run, which other commands take as `--run`.
 #[derive(Args)]
 pub(crate) struct RunFolder {
-    /// Folder of a run, over or not [default: runs/latest].
+    /// Folder of a run, finished or not [default: runs/latest].
     #[arg(value_name = "RUN", conflicts_with = "named")]
     run: Option<PathBuf>,
     /// The same as RUN.
@@ -488,35 +498,36 @@ pub(crate) struct RunFolder {
 }
 
 impl RunFolder {
-    /// The folder that is meant.
+    /// Returns the selected folder.
     pub(crate) fn path(&self) -> &Path {
         let given = self.run.as_deref().or(self.named.as_deref());
         given.unwrap_or(Path::new("runs/latest"))
     }
 }
 
-/// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
+/// Show a run's DMA mappings, the reasons for failed DMA, and the sanitizer's findings.
 #[derive(Args)]
 pub(crate) struct Debugger {
-    /// Which run.
+    /// The run.
     #[command(flatten)]
     pub run: RunFolder,
-    /// Which guest of it.
+    /// The guest of the run.
     #[command(flatten)]
     pub guest: GuestName,
-    /// Only this device.
+    /// Show only this device.
     #[arg(long, value_name = "NAME", add = completion::devices())]
     pub device: Option<String>,
-    /// Every mapping and fault, not the first few.
+    /// Show every mapping and fault, not only the first few.
     #[arg(long)]
     pub all: bool,
-    /// Every record in a line, in the order of time.
+    /// Show every record in one line, in the order of time.
     #[arg(long, conflicts_with_all = ["json", "follow", "sanitize"])]
     pub history: bool,
-    /// Every record from now on, until the devices end.
+    /// Show every further record until the devices end.
     #[arg(long, conflicts_with_all = ["json", "sanitize"])]
     pub follow: bool,
-    /// DMA and mappings that no device or driver should have made; exit code 1 if there are any, or if not all could be judged.
+    /// Show DMA and mappings that no device or driver should have made. Ends with exit code 1 if
+    /// there are any, or if some could not be checked.
     #[arg(long)]
     pub sanitize: bool,
     /// Print JSON.

@@ -98,20 +98,22 @@ fi
 sizes "$1"
 cd "$(dirname "$1")" && exec tar -chb 128 -f - --transform 's,.*,x,' -- "$(basename "$1")""#;
 
-/// Copies a file or a folder into a running guest, or out of it. A path of the guest begins with `guest:`.
+/// Copy a file or a folder into a running guest, or out of it. A path in the guest begins with
+/// `guest:`.
 #[derive(Args)]
 pub(crate) struct Cp {
-    /// What is copied.
+    /// Path to copy from.
     pub from: PathBuf,
-    /// Where it goes: into a folder that is there, or to that name.
+    /// Path to copy to: an existing folder to copy into, or the new name.
     pub to: PathBuf,
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
-    /// Which guest of it.
+    /// The guest of the run.
     #[command(flatten)]
     pub guest: GuestName,
-    /// The most disk space that a copy out of the guest may take. Each entry counts its size, and 4K for itself and for each folder that it makes
+    /// Largest disk space of a copy out of the guest. Each entry counts its size, and 4K for itself
+    /// and for each folder that it makes
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     pub limit: Size,
 }

@@ -33,14 +33,15 @@ const MOST_LIBRARIES: usize = 16;
 /// Longest time that the guest may take to list them.
 const LISTED: Duration = Duration::from_secs(10);
 
-/// Runs a program in a guest, with our input, output and signals. Its exit status is ours. It starts in /host, which is the
-/// current folder.
+/// Run a program in a guest, in /host, which is the current folder. It has the input, output and
+/// signals of this command, which ends with the program's exit status.
 #[derive(Args)]
 pub(crate) struct Exec {
-    /// Where.
+    /// The guest.
     #[command(flatten)]
     pub guest: InGuest,
-    /// The program, as `./test` or `fio`, and its arguments, in which `{disk0:disk}` and the like stand for the guest's names.
+    /// The program, such as `./test` or `fio`, and its arguments. `{disk0:disk}` and the like are
+    /// replaced by the guest's names.
     #[arg(required = true, last = true, value_name = "PROGRAM")]
     pub words: Vec<OsString>,
 }

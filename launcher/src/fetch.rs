@@ -17,7 +17,8 @@ use peerbar_lab::terminal::say;
 use crate::completion;
 use crate::runnable::Runnable;
 
-/// Gets all that scenarios need from the network, and builds it: QEMU, Linux, packages, tools and modules. Their runs use no network then.
+/// Download and build everything that scenarios need from the network: QEMU, Linux, packages, tools
+/// and modules. Their runs then use no network.
 #[derive(Args)]
 #[command(
     before_help = "Examples:\n  peerbar fetch\n  peerbar fetch my.toml gpu\n  peerbar fetch --all"
@@ -26,10 +27,10 @@ pub(crate) struct Fetch {
     /// Scenario files, or names of shipped scenarios [default: the demo].
     #[arg(value_name = "SCENARIO", add = completion::scenarios())]
     pub scenarios: Vec<PathBuf>,
-    /// All shipped scenarios, and the tools and the source for `peerbar kernel build`.
+    /// Download for all shipped scenarios, and the tools and the source for `peerbar kernel build`.
     #[arg(long, conflicts_with = "scenarios")]
     pub all: bool,
-    /// The user's own pieces.
+    /// The user's own QEMU, kernel and the like.
     #[command(flatten)]
     pub own: Own,
 }

@@ -8,10 +8,10 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::guests_of;
 use peerbar_lab::scenario::{GuestGroup, Scenario, ScenarioError};
 
-/// Which guest of a run is meant.
+/// The selected guest of a run.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct GuestName {
-    /// The guest, where the run has several.
+    /// Guest of a run or scenario with several.
     #[arg(long, value_name = "NAME")]
     pub guest: Option<String>,
 }

@@ -31,22 +31,23 @@ const SIGNALLED: i32 = 128;
 /// A guest to work in.
 #[derive(Args)]
 pub(crate) struct InGuest {
-    /// Scenario whose devices the guest gets; its checks are not run [default: the built-in demo].
+    /// Scenario with the guest's devices; its checks are not run [default: the built-in demo].
     #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
-    /// Use the guest of this run, which is still running [default: runs/latest].
+    /// Use the guest of this run, which must be running [default: runs/latest].
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "runs/latest", conflicts_with_all = ["scenario", "share_rw"])]
     pub attach: Option<PathBuf>,
-    /// Which guest of that run or scenario.
+    /// The guest of that run or scenario.
     #[command(flatten)]
     pub name: GuestName,
-    /// Let the guest write into /host, the current folder, with your rights: as root it may leave setuid files and device nodes.
+    /// Let the guest write to /host, the current folder, with your rights. Its root can create
+    /// setuid files and device nodes.
     #[arg(long)]
     pub share_rw: bool,
-    /// Where the folder of the run is.
+    /// The folder of the run.
     #[command(flatten)]
     pub runs: Runs,
-    /// The user's own pieces.
+    /// The user's own QEMU, kernel and the like.
     #[command(flatten)]
     pub own: Own,
 }

@@ -45,13 +45,13 @@ use peerbar_lab::started::Versions;
 use peerbar_lab::terminal::{colours, print};
 use peerbar_results::{MATRIX, MATRIX_FORMAT, ShardItem, ShardedList, TransferOutcome};
 
-/// Devices that are tried.
+/// Devices to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TestedDevices {
-    /// Ours.
+    /// Peerbar's own.
     Peerbar,
-    /// QEMU's own NVMe controller, to compare with. It keeps no record of its DMA.
+    /// QEMU's own NVMe controller, for comparison. It keeps no record of its DMA.
     QemuNvme,
 }
 

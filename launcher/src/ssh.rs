@@ -40,14 +40,14 @@ if [ ! -d $to ]; then
 fi
 exec /usr/sbin/sshd -i -e"#;
 
-/// Prints how ssh, scp, rsync and editors reach a running guest, as a stanza of ssh's configuration. The host is `peerbar`, or
-/// `peerbar-NAME` with --guest.
+/// Print an ssh configuration with which ssh, scp, rsync and editors reach a running guest. The
+/// host is `peerbar`, or `peerbar-NAME` with --guest.
 #[derive(Args)]
 pub(crate) struct SshConfig {
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
-    /// Which guest of it.
+    /// The guest of the run.
     #[command(flatten)]
     pub guest: GuestName,
 }

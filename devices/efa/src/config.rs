@@ -14,16 +14,17 @@ const LOCAL: u8 = 0x02;
 /// An adapter to be started. The texts are those of the options.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Config {
-    /// Address (GID) of the adapter, of its own on its fabric, such as fe80::1 [default: one at random]
+    /// Address (GID) of the adapter, unique on its fabric, such as fe80::1 [default: a random one]
     #[arg(long, value_name = "IPV6")]
     pub gid: Option<Ipv6Addr>,
-    /// Carry out the work requests of a queue pair in an order of this number [default: in their own, as far as it goes]
+    /// Execute the work requests of a queue pair in an order that depends on this number [default:
+    /// as posted, if possible]
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
-    /// Socket of the peerbar-fabric that joins the adapter with others [default: none]
+    /// Socket of the peerbar-fabric that connects the adapter to others [default: none]
     #[arg(long, value_name = "PATH")]
     pub fabric: Option<PathBuf>,
-    /// Name of the adapter at the fabric, of its own there [default: its GID in hexadecimal]
+    /// Unique name of the adapter at the fabric [default: its GID in hexadecimal]
     #[arg(long, value_name = "NAME", requires = "fabric")]
     pub fabric_name: Option<String>,
 }

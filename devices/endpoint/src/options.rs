@@ -18,19 +18,20 @@ use crate::recording::Recording;
 /// The options that every device's program has.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DeviceOptions {
-    /// Where QEMU connects to
+    /// Socket for QEMU
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: PathBuf,
     #[command(flatten)]
     pub(crate) link: LinkOptions,
     #[command(flatten)]
     pub(crate) recording: Recording,
-    /// Inject a fault, as in "delay dma read by=10ms every=100"; repeat it for more. ACTION is fail, delay, drop,
-    /// duplicate, reorder, corrupt, remove, link-down or lose-power; SUBJECT is dma, interrupt or mapping, of a disk also
-    /// command, completion, data or admin-command, of a GPU gpu-command or submission-entry
+    /// Inject a fault, such as "delay dma read by=10ms every=100"; repeat it for more. ACTION is
+    /// fail, delay, drop, duplicate, reorder, corrupt, remove, link-down or lose-power; SUBJECT is
+    /// dma, interrupt or mapping, for a disk also command, completion, data or admin-command, for a
+    /// GPU gpu-command or submission-entry
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
-    /// Take rules for faults at this socket as well, while the device is served [default: none]
+    /// Socket for further fault rules while the device is served [default: none]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
     #[command(flatten)]
@@ -72,19 +73,20 @@ impl DeviceOptions {
 /// The device's PCIe link: a part of every daemon's command line.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LinkOptions {
-    /// Socket of the peerbar-switch that the device is below [default: none]
+    /// Socket of the peerbar-switch above the device [default: none]
     #[arg(long, value_name = "PATH")]
     switch: Option<PathBuf>,
-    /// Name of the device at the switch, of its own there [default: that of its socket, without the ending]
+    /// Unique name of the device at the switch [default: that of its socket, without the extension]
     #[arg(long, value_name = "NAME", requires = "switch")]
     port_name: Option<String>,
     /// Time that every transfer takes on the device's link, such as 2us [default: none]
     #[arg(long, value_name = "TIME")]
     link_latency: Option<Latency>,
-    /// What the device's link carries in each direction, such as 4GiB/s [default: as much as can be]
+    /// Bandwidth of the device's link in each direction, such as 4GiB/s [default: unlimited]
     #[arg(long, value_name = "RATE")]
     link_bandwidth: Option<Bandwidth>,
-    /// Offer address translation services (ATS): the device asks for translations and keeps them, if the guest wants it
+    /// Offer Address Translation Services (ATS): the device requests and caches translations if the
+    /// guest enables it
     #[arg(long)]
     ats: bool,
 }

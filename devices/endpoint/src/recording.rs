@@ -13,13 +13,14 @@ use crate::Endpoint;
 /// Whether, where and how much a device records.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Recording {
-    /// Record mappings and DMA in this file, which is replaced; `peerbar iommu` reads it [default: none]
+    /// File to record mappings and DMA in, for `peerbar iommu`; it is overwritten [default: none]
     #[arg(long, value_name = "FILE")]
     flight: Option<PathBuf>,
-    /// How much is recorded
+    /// Extent of the record
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = What::Maps, requires = "flight")]
     record: What,
-    /// Count DMA in this file, which is replaced; other processes may read it at any time [default: none]
+    /// File to count DMA in, which other processes may read at any time; it is overwritten
+    /// [default: none]
     #[arg(long, value_name = "FILE")]
     counters: Option<PathBuf>,
 }
@@ -28,7 +29,7 @@ pub(crate) struct Recording {
 enum What {
     /// Mappings, windows, resets, and every DMA that failed or was lost
     Maps,
-    /// Every DMA and every command too
+    /// Also every DMA and every command
     All,
 }
 

@@ -20,20 +20,21 @@ const ENVIRONMENT: u8 = 69;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Where adapters attach
+    /// Socket for adapters
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
-    /// Where rules for impairments are taken meanwhile
+    /// Socket for impairment rules while the fabric runs
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// What is done to packets: FROM->TO or ONE<->OTHER, each a name or *, then partition, loss=P%, duplicate=P%, reorder=P%,
-    /// delay=TIME, jitter=TIME, bandwidth=RATE, or none. The last rule about a pair holds; repeat it for more
+    /// Impair packets: FROM->TO or ONE<->OTHER, each a name or *, then partition, loss=P%,
+    /// duplicate=P%, reorder=P%, delay=TIME, jitter=TIME, bandwidth=RATE, or none. The last rule
+    /// for a pair applies; repeat it for more
     #[arg(long = "impair", value_name = "RULE", value_parser = impairment)]
     impairments: Vec<Impairment>,
-    /// From this number follows which packets are impaired
+    /// Number that determines the impaired packets
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Where every impaired packet is recorded, as text
+    /// File to record every impaired packet in, as text
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     #[command(flatten)]

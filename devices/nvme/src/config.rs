@@ -142,8 +142,8 @@ impl Serialize for Source {
     }
 }
 
-/// A controller's settings: the options of `peerbar-nvme`, whose help has these texts, and keys of an `[[nvme]]` table. A scenario sets the
-/// serial number and the files itself.
+/// A controller's settings: the options of `peerbar-nvme`, with these texts as their help, and the
+/// keys of an `[[nvme]]` table. A scenario sets the serial number and the files itself.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
@@ -155,46 +155,50 @@ pub struct Config {
     #[arg(long = "cmb", value_name = "SIZE", value_parser = size)]
     #[serde(rename = "cmb", with = "optional_size")]
     pub cmb_bytes: Option<u64>,
-    /// Let queues lie in the Controller Memory Buffer
+    /// Allow queues in the Controller Memory Buffer
     #[arg(long, requires = "cmb_bytes")]
     pub cmb_queues: bool,
-    /// Show the Controller Memory Buffer as NVMe 1.3 does: always open, at the addresses of its BAR, for hosts that do not know CMBMSC
+    /// Expose the Controller Memory Buffer as in NVMe 1.3, always open at the addresses of its BAR,
+    /// for hosts without CMBMSC
     #[arg(long, requires = "cmb_bytes")]
     pub cmb_legacy: bool,
-    /// Have a Persistent Memory Region, kept in this file of 2M to 64G, a power of two [default: none]
+    /// File of 2M to 64G, a power of two, to keep a Persistent Memory Region in [default: no
+    /// region]
     #[arg(long = "pmr", value_name = "FILE")]
     #[serde(skip_deserializing)]
     pub pmr: Option<PathBuf>,
-    /// A namespace: ram=SIZE, file=PATH or null=SIZE, which drops what is written and whose reads transfer nothing; repeat
-    /// it for more
+    /// A namespace: ram=SIZE, file=PATH or null=SIZE, which drops writes and transfers nothing for
+    /// reads; repeat it for more
     #[arg(long = "namespace", value_name = "SOURCE", value_parser = source, required = true)]
     #[serde(rename = "namespace", skip_deserializing)]
     pub namespaces: Vec<Source>,
-    /// Bytes in a logical block: 512 or 4096
+    /// Bytes of a logical block: 512 or 4096
     #[arg(long = "block-size", value_name = "BYTES", default_value_t = 512)]
     #[serde(rename = "block-size")]
     pub block_bytes: u32,
     /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
     #[arg(long, value_name = "POWER", default_value_t = 8)]
     pub mdts: u8,
-    /// Queue pairs that are granted beyond those that the host asks for, for a second driver, as one of a GPU [default: none]
+    /// Queue pairs in addition to those that the host requests, for a second driver such as a GPU's
+    /// [default: none]
     #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true,
           value_parser = clap::value_parser!(u16).range(..=i64::from(MOST_SPARE_QUEUES)))]
     pub spare_queues: u16,
     /// Threads that share the I/O queues, 1 to 64
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub workers: u8,
-    /// Poll policy of those threads: never (block when idle), adaptive (poll or sleep for a short time, then block), or always, which also
-    /// lets a client map the doorbells, as SPDK must
+    /// Poll policy of those threads: never (block when idle), adaptive (poll or sleep for a short
+    /// time, then block), or always, which also lets a client map the doorbells, as SPDK requires
     #[arg(long, value_name = "POLICY", default_value_t)]
     pub poll: PollPolicy,
-    /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
+    /// Read and write images by system calls, one command of a worker at a time, as on a kernel
+    /// without io_uring
     #[arg(long = "no-io-uring", action = ArgAction::SetFalse)]
     #[serde(skip)]
     pub io_uring: bool,
-    /// Do commands that start at this logical block wrong, to test the checks that find faults. KIND is unmapped,
-    /// beyond-52-bits, wraps, after-unmap or past-end (a wrong address), or write-back (writes zeros where it should read);
-    /// repeat it for more
+    /// Execute commands that start at this logical block wrongly, to test the checks that find
+    /// faults. KIND is unmapped, beyond-52-bits, wraps, after-unmap or past-end (a wrong address),
+    /// or write-back (writes zeros instead of reading); repeat it for more
     #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
     #[serde(rename = "seed-fault")]
     pub seeded_faults: Vec<SeededFault>,

@@ -30,8 +30,8 @@ pub use limits::ServerKind;
 /// The options of a server about its confinement.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct SandboxOptions {
-    /// Serve without confinement: a guest or client that takes this server over can do what its user can. For debuggers and
-    /// tracers only
+    /// Serve without confinement, so that a compromised server has all rights of its user. Only for
+    /// debuggers and tracers
     #[arg(long)]
     no_sandbox: bool,
 }

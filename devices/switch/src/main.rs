@@ -26,17 +26,20 @@ const ENVIRONMENT: u8 = 69;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Where endpoints attach
+    /// Socket for endpoints
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
-    /// How the switch handles an endpoint's requests to its peers: route, redirect, unsupported-request or drop [default: route]
+    /// Handling of an endpoint's requests to its peers: route, redirect, unsupported-request or
+    /// drop [default: route]
     #[arg(long = "link", value_name = "NAME=MODE", value_parser = link)]
     links: Vec<(String, LinkMode)>,
-    /// Bus addresses where the machine has no RAM and endpoints may have BARs, hexadecimal with 0x; repeat it for more
-    /// [default: 0x80000000-0xfebfffff and everything from 4 GiB, right for a q35 machine with up to 2 GiB]
+    /// Range of bus addresses without RAM, in which endpoints may have BARs, hexadecimal with 0x;
+    /// repeat it for more [default: 0x80000000-0xfebfffff and everything from 4 GiB, for a q35
+    /// machine with up to 2 GiB]
     #[arg(long = "pci-hole", value_name = "FIRST-LAST")]
     holes: Vec<BusRange>,
-    /// Ask on standard input, a socket, which bus addresses the bridge above each endpoint forwards, and have peers use only windows there
+    /// Ask on standard input, a socket, for the bus addresses that the bridge above each endpoint
+    /// forwards, and forward only windows in them
     #[arg(long)]
     bridge_windows: bool,
     #[command(flatten)]

@@ -31,10 +31,10 @@ const BACKLOG: i32 = 64;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Where QEMU connects, by vhost-user
+    /// Socket for QEMU, by vhost-user
     #[arg(long, value_name = "PATH")]
     socket_path: PathBuf,
-    /// Where programs connect: they write `CONNECT PORT` and a newline first
+    /// Socket for programs, which first write `CONNECT PORT` and a newline
     #[arg(long, value_name = "PATH")]
     uds_path: PathBuf,
     /// CID of the guest

@@ -8,35 +8,36 @@ use crate::completion;
 use clap::{Args, Subcommand};
 use peerbar_lab::count::count;
 
-/// Builds kernels.
+/// Build kernels.
 #[derive(Args)]
 pub(crate) struct KernelCommand {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub action: KernelAction,
 }
 
-/// What to do about kernels.
+/// The command about kernels.
 #[derive(Subcommand)]
 pub(crate) enum KernelAction {
-    /// Builds a kernel with the smallest configuration that the scenarios need, and prints its folder. It is built once.
+    /// Build a kernel once, with the smallest configuration that the scenarios need, and print its
+    /// folder.
     #[command(
         before_help = "Examples:\n  peerbar kernel build --tree linux\n  peerbar kernel build --version 7.3 --debug"
     )]
     Build(KernelBuildOptions),
 }
 
-/// Which kernel is built.
+/// The kernel to build.
 #[derive(Args)]
 pub(crate) struct KernelBuildOptions {
-    /// Kernel tree to build, with all that is changed in it; nothing is written there [default: that around the current folder,
-    /// else Debian's source of the kernel that peerbar boots].
+    /// Kernel tree to build with all of its changes; it is not written to [default: the tree around
+    /// the current folder, or Debian's source of peerbar's own kernel].
     #[arg(long, value_name = "DIR")]
     pub tree: Option<PathBuf>,
-    /// Commit of the tree to build, in place of its files.
+    /// Commit of the tree to build, instead of its files.
     #[arg(long, value_name = "COMMIT", requires = "tree")]
     pub commit: Option<String>,
-    /// Version of Debian's source to build, as `7.3`.
+    /// Version of Debian's source to build, such as `7.3`.
     #[arg(long = "version", value_name = "VERSION", conflicts_with = "tree", value_parser = kernel_version)]
     pub kernel_version: Option<String>,
     /// The configuration.
@@ -44,54 +45,54 @@ pub(crate) struct KernelBuildOptions {
     pub configuration: KernelConfiguration,
 }
 
-/// How a kernel is built.
+/// The options of a build.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct KernelConfiguration {
-    /// Add what finds mistakes of drivers (KASAN, PROVE_LOCKING, DMA_API_DEBUG, DMABUF_DEBUG, DEBUG_VM, kmemleak), and
-    /// symbols for a debugger.
+    /// Add options that find mistakes of drivers (KASAN, PROVE_LOCKING, DMA_API_DEBUG,
+    /// DMABUF_DEBUG, DEBUG_VM, kmemleak), and symbols for a debugger.
     #[arg(long)]
     pub debug: bool,
-    /// File with further options, as `CONFIG_BTRFS_FS=y`; repeat it for more.
+    /// File with further options, such as `CONFIG_BTRFS_FS=y`; repeat it for more.
     #[arg(long = "fragment", value_name = "FILE", value_parser = readable_file)]
     pub fragments: Vec<PathBuf>,
-    /// Jobs of make at once [default: one for each processor].
+    /// Number of simultaneous jobs of make [default: one for each processor].
     #[arg(short, long, value_name = "N", value_parser = count::<NonZero<usize>>)]
     pub jobs: Option<NonZero<usize>>,
 }
 
-/// Which commits are searched, and what for.
+/// The range and the subject of the search.
 #[derive(Args)]
 pub(crate) struct Bisect {
     /// Commit with which the scenario passes.
     pub good: String,
     /// Later commit with which it fails.
     pub bad: String,
-    /// What is done for each commit.
+    /// The test of each commit.
     #[command(flatten)]
     pub step: BisectStep,
 }
 
-/// What is done for one commit.
+/// The test of one commit.
 #[derive(Args, Clone)]
 pub(crate) struct BisectStep {
-    /// Kernel tree with the commits, a git repository. It stays as it is.
+    /// Kernel tree with the commits, a git repository. It is not changed.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub tree: PathBuf,
     /// Scenario file [default: the built-in demo].
     #[arg(last = true, add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
-    /// How the kernels are built.
+    /// The options of the kernels' builds.
     #[command(flatten)]
     pub configuration: KernelConfiguration,
-    /// Program that builds the commit it is given, and prints what `--kernel` takes.
+    /// Program that builds a given commit, and prints a value for `--kernel`.
     #[arg(long, value_name = "PROGRAM")]
     pub builder: Option<PathBuf>,
-    /// Folder that gets a folder for each run.
+    /// Folder for the folders of the runs.
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub runs: PathBuf,
 }
 
-/// Takes the path of a file that can be read.
+/// Parses the path of a readable file.
 fn readable_file(path: &str) -> Result<PathBuf, String> {
     match fs::read_to_string(path) {
         Ok(_) => Ok(path.into()),
@@ -99,7 +100,7 @@ fn readable_file(path: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Takes a version as the names of Debian's source packages have it: two numbers.
+/// Parses a version in the form of Debian's source packages: two numbers.
 fn kernel_version(text: &str) -> Result<String, String> {
     let is_number =
         |part: &str| !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit());

@@ -4,19 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-/// Writes the results of runs, or joins those of shards. Ends with exit code 1 if one did not pass or is missing.
+/// Write the results of runs, or join those of shards. Ends with exit code 1 if one did not pass or
+/// is missing.
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Folders of runs or matrices; with --merge folders that have any below them [default: runs/latest].
+    /// Folders of runs or matrices, or with --merge folders above them [default: runs/latest].
     #[arg(value_name = "RUN")]
     pub runs: Vec<PathBuf>,
-    /// Join all runs and matrices below the folders, and name what shards have not run.
+    /// Join all runs and matrices below the folders, and name the missing shards' parts.
     #[arg(long, requires = "output")]
     pub merge: bool,
-    /// Folder that gets junit.xml, report.json and report.html.
+    /// Folder for junit.xml, report.json and report.html.
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Print this instead of a summary.
+    /// Print this format instead of a summary.
     #[arg(long = "as", value_name = "FORMAT", value_enum)]
     pub format: Option<ReportFormat>,
 }
@@ -28,6 +29,6 @@ pub(crate) enum ReportFormat {
     Junit,
     /// JSON of the schema docs/schema/report-1.json.
     Json,
-    /// A page to read: one file, without network.
+    /// An HTML page: one file, without network.
     Html,
 }

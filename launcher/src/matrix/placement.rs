@@ -22,7 +22,7 @@ pub(crate) enum Placement {
     OwnCmb,
 }
 
-/// What is tried: the requester and the memory.
+/// The requester and the memory of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Flow {
@@ -32,9 +32,11 @@ pub(crate) enum Flow {
     NvmeVram,
     /// The copy engine of a GPU to the CMB of a disk and back.
     GpuCmb,
-    /// A disk to the memory of a GPU and back, both driven from user space. Only on demand, since a kernel need not have VFIO.
+    /// A disk to the memory of a GPU and back, both driven from user space. Only on request,
+    /// because a kernel may lack VFIO.
     VfioNvmeVram,
-    /// An RDMA adapter within the memory of a GPU, by writes and by reads. Only on demand, since it takes packages in the guest.
+    /// An RDMA adapter within the memory of a GPU, by writes and by reads. Only on request, because
+    /// it needs packages in the guest.
     NicVram,
 }
 
