@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
-/* What /dev/peerbar-gpuN offers to programs. */
+/* The interface of /dev/peerbar-gpuN for programs. */
 #ifndef PEERBAR_GPU_H
 #define PEERBAR_GPU_H
 
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* Where a buffer or an address is meant to be. */
+/* The space of a buffer or an address. */
 enum peerbar_gpu_space {
 	PEERBAR_GPU_SPACE_VRAM = 0,	/* handle of a VRAM buffer, offset in it */
 	PEERBAR_GPU_SPACE_HOST = 1,	/* handle of registered memory, offset in it */
@@ -16,7 +16,7 @@ enum peerbar_gpu_space {
 struct peerbar_gpu_info {
 	__u64 vram_size;
 	__u64 aperture_size;
-	__u64 p2pmem_size;	/* what of the aperture is published as p2pmem; 0 in window mode */
+	__u64 p2pmem_size;	/* published as p2pmem; 0 in window mode */
 	__u32 channels;		/* for files; a user without CAP_SYS_RESOURCE has seven at most */
 	__u32 features;		/* bit 0: window aperture */
 	__u32 domain, bus, devfn; /* PCI address */
@@ -24,9 +24,9 @@ struct peerbar_gpu_info {
 };
 
 /*
- * Allocates VRAM, whole pages, all zeros: the GPU clears them first, and what it cannot clear is
- * not given out (EIO). mmap the file at mmap_offset, MAP_SHARED. A child does not inherit the mapping
- * across fork(): it maps the file again.
+ * Allocates VRAM, whole pages, all zeros: the GPU clears them first. Memory that it cannot clear is
+ * not allocated (EIO). mmap the file at mmap_offset, MAP_SHARED. A child does not inherit the
+ * mapping across fork(): it maps the file again.
  */
 struct peerbar_gpu_alloc {
 	__u64 size;		/* in: bytes; out: rounded up to pages */
@@ -47,7 +47,7 @@ struct peerbar_gpu_query {
 	__u64 offset;		/* in: offset in the buffer */
 	__u64 vram_offset;	/* out: 0 if it is not in VRAM */
 	__u64 bus_address;	/* out: of that byte in BAR2; 0 if it is not in VRAM */
-	__u64 length;		/* out: how many bytes follow at consecutive addresses */
+	__u64 length;		/* out: number of bytes that follow at consecutive addresses */
 };
 
 /* Makes host memory reachable for the GPU. Unregistering is PEERBAR_GPU_FREE. */
@@ -61,40 +61,39 @@ struct peerbar_gpu_register {
 struct peerbar_gpu_operand {
 	__u32 space;		/* enum peerbar_gpu_space */
 	__u32 handle;
-	__u64 offset;		/* in the buffer; or the plain number where the command wants one */
+	__u64 offset;		/* in the buffer; or the plain number if the command expects one */
 };
 
 /*
- * Puts one command on the file's channel. The driver splits what is too long or too scattered for
- * the device, where parts add up to the whole; else EOPNOTSUPP.
+ * Puts one command on the file's channel. A command that is too long or too scattered for the
+ * device is split if the results of parts add up to that of the whole; otherwise EOPNOTSUPP.
  */
 struct peerbar_gpu_submit {
-	__u32 opcode;		/* as the device knows it */
+	__u32 opcode;		/* as defined by the device */
 	__u32 kernel;
 	struct peerbar_gpu_operand operand[13];
-	__u32 address_mask;	/* bit i: operand i is an address, else a number */
+	__u32 address_mask;	/* bit i: operand i is an address, otherwise a number */
 	__u32 pad;
-	__u64 length[13];	/* bytes that operand i spans; checked against its buffer */
+	__u64 length[13];	/* bytes of operand i; checked against its buffer */
 	__u64 fence;		/* out: wait for it */
 };
 
 /*
- * An error that is the driver's, not a fault code: a reset of the GPU came while the command may
- * have been in progress, and a second run would not have the outcome of one. What it has done until
- * then stays.
+ * An error of the driver, not a fault code: a reset of the GPU came while the command may have been
+ * in progress, and the command cannot be repeated. The effects until then remain.
  */
 #define PEERBAR_GPU_ERROR_RESET	0x100
 
 /*
- * Likewise: the exporter of an imported dma-buf has taken its memory away, and commands that use it
- * were not done 10 s later. These fail, and with them one of the same file that was in progress
- * then and cannot be repeated. What they have done until then stays.
+ * The same for an imported dma-buf: its exporter has taken the memory away, and commands that use
+ * it had not completed within 10 s. These fail, and with them a command of the same file that was
+ * in progress then and cannot be repeated. Their effects until then remain.
  */
 #define PEERBAR_GPU_ERROR_REVOKED	0x101
 
 /*
  * ETIMEDOUT when the time is over, ENODEV if the GPU is gone, EIO if the channel does not stop
- * after an error: then its commands do not end any more.
+ * after an error: then its commands never end.
  */
 struct peerbar_gpu_wait {
 	__u64 fence;
@@ -104,45 +103,45 @@ struct peerbar_gpu_wait {
 	__u32 pad;
 };
 
-/* An eventfd that counts completed commands of this file; -1 takes it away. */
+/* An eventfd that counts completed commands of this file; -1 removes it. */
 struct peerbar_gpu_eventfd {
 	__s32 fd;
 	__u32 pad;
 };
 
 /*
- * What a dma-buf promises to its importers, and so which drivers may attach. Others are refused
- * with EOPNOTSUPP, and so is a dynamic importer that does not take peer memory, and a device that
- * is no PCI function. Where the kernel has no way for peer-to-peer DMA between the two devices,
- * mapping fails with EINVAL (EREMOTEIO in older kernels).
+ * The guarantees of a dma-buf to its importers, which determine the drivers that may attach. Others
+ * are refused with EOPNOTSUPP, and so are a dynamic importer that does not accept peer memory, and
+ * a device that is not a PCI function. If the kernel has no route for peer-to-peer DMA between the
+ * two devices, mapping fails with EINVAL (EREMOTEIO in older kernels).
  */
 enum peerbar_gpu_export_policy {
 	/*
 	 * Revoked at any time. For dynamic importers that can be notified: those that map again,
 	 * and those that pin and stop their hardware when they are notified. A kernel without
-	 * dma_buf_attach_revocable() cannot tell the latter from those that must not be notified
-	 * while they pin, and there a pin is refused with EOPNOTSUPP.
+	 * dma_buf_attach_revocable() cannot distinguish the latter from those that must not be
+	 * notified while they pin, so there a pin is refused with EOPNOTSUPP.
 	 */
 	PEERBAR_GPU_EXPORT_REVOCABLE = 0,
 	/*
-	 * Not revoked while an importer has it pinned, or mapped without a way to be notified. For
-	 * all dynamic importers.
+	 * Not revoked while an importer that cannot be notified has mapped it, or any importer has
+	 * pinned it. For all dynamic importers.
 	 */
 	PEERBAR_GPU_EXPORT_PINNED = 1,
 	/*
-	 * As PINNED, and also for importers that attach statically. These cannot say that they take
-	 * memory of a peer: the program that exports vouches that the importer uses DMA addresses only.
+	 * As PINNED, and also for importers that attach statically. These cannot state that they
+	 * accept memory of a peer: the exporting program guarantees that the importer uses only DMA
+	 * addresses.
 	 */
 	PEERBAR_GPU_EXPORT_STATIC = 2,
 };
 
 /*
- * Makes a dma-buf, which keeps the memory when the buffer is freed. It can be mapped as the file can:
- * MAP_SHARED, and not across fork(). A mapping does not keep the memory from being revoked; then
- * accesses end in SIGBUS, and a new mapping is refused with ENODEV. EINVAL for another policy;
- * EOPNOTSUPP for a policy other than REVOCABLE where the aperture is a window: after a reset the
- * driver has to write its table again, and an importer that cannot be notified would reach nothing
- * meanwhile.
+ * Makes a dma-buf, which keeps the memory when the buffer is freed. It can be mapped like the file:
+ * MAP_SHARED, and not across fork(). A mapping does not prevent a revocation; then accesses raise
+ * SIGBUS, and a new mapping is refused with ENODEV. EINVAL for an unknown policy; EOPNOTSUPP for a
+ * policy other than REVOCABLE if the aperture is a window: after a reset the driver must write the
+ * window's table again, and an importer that cannot be notified would reach no memory until then.
  */
 struct peerbar_gpu_export {
 	__u32 handle;
@@ -160,8 +159,8 @@ struct peerbar_gpu_import {
 /*
  * Revokes a buffer from all its holders: mappings fault, dma-buf importers are notified, pins get
  * their callback. ETIMEDOUT: it is revoked, but fences of importers are not signalled within 5 s;
- * the memory is not used again before they are. Once they are, the same request succeeds. EBUSY,
- * and nobody is notified: an importer holds the buffer by a dma-buf that is not revocable.
+ * the memory is not reused before they are. Once they are, the same request succeeds. EBUSY,
+ * without any notification: an importer holds the buffer by a dma-buf that is not revocable.
  */
 struct peerbar_gpu_revoke {
 	__u32 handle;

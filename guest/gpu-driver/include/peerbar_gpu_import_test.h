@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * /dev/peerbar-gpu-import-test: an importer of dma-bufs that does what it is asked, for any PCI
- * function, so that a test can force each order of events. It lets go of a dma-buf when the open
- * file is closed that it was attached by.
+ * /dev/peerbar-gpu-import-test: an importer of dma-bufs that executes requests, for any PCI
+ * function, so that a test can force each order of events. It releases a dma-buf when the open file
+ * that attached it is closed.
  */
 #ifndef PEERBAR_GPU_IMPORT_TEST_H
 #define PEERBAR_GPU_IMPORT_TEST_H
@@ -10,23 +10,21 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* As which kind of importer it attaches. */
+/* The kind of importer. */
 enum peerbar_import_test_kind {
-	/* Dynamic; lets go of pins and the mapping when it is notified. */
+	/* Dynamic; releases pins and the mapping when it is notified. */
 	PEERBAR_IMPORT_TEST_NOTIFIED = 0,
 	/* Dynamic, and cannot be notified. */
 	PEERBAR_IMPORT_TEST_PINNING = 1,
 	PEERBAR_IMPORT_TEST_STATIC = 2,
-	/* Dynamic, for memory of the host only. */
+	/* Dynamic, only for memory of the host. */
 	PEERBAR_IMPORT_TEST_HOST_ONLY = 3,
 };
 
-/* For a device that is no PCI function. */
+/* For a device that is not a PCI function. */
 #define PEERBAR_IMPORT_TEST_NO_PCI	0xffffffff
 
-/*
- * Where the kernel or the exporter is asked, its answer is in result: 0 or a negative errno.
- */
+/* The answer of the kernel or the exporter is in result: 0 or a negative errno. */
 struct peerbar_import_test_attach {
 	__s32 fd;		/* in: dma-buf */
 	__u32 kind;		/* in: enum peerbar_import_test_kind */
@@ -45,12 +43,12 @@ struct peerbar_import_test_map {
 	__u32 id;
 	__s32 result;		/* out */
 	__u64 dma_address;	/* out: of the first byte */
-	__u64 length;		/* out: how many bytes follow at consecutive addresses */
+	__u64 length;		/* out: number of bytes that follow at consecutive addresses */
 };
 
 struct peerbar_import_test_state {
 	__u32 id;
-	__u32 notified;		/* how often the callback was called */
+	__u32 notified;		/* number of calls of the callback */
 	__u32 pins;
 	__u32 mapped;		/* 0 or 1 */
 };

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * VRAM for other drivers: the shape that GPU vendors give to storage and network drivers.
+ * VRAM for other drivers, in the form that GPU vendors provide for storage and network drivers.
  *
- * A holder pins a range of a program's buffer and gets a table of bus addresses. The memory may go
- * away under it: its program frees the buffer, ends, or revokes it, or the GPU leaves. Then the
- * holder's callback is called. When it returns, the holder's hardware must not use the memory any
- * more, and the table is the only thing that may still be freed.
+ * A holder pins a range of a program's buffer and gets a table of bus addresses. The memory may be
+ * revoked: its program frees the buffer, exits, or revokes it, or the GPU is removed. Then the
+ * holder's callback is called. Once it returns, the holder's hardware must not use the memory any
+ * more, and the holder may only free the table.
  *
- * A persistent pin has no callback. The memory stays, whatever the program does, until the holder
- * puts it.
+ * A persistent pin has no callback. The memory stays until the holder puts it, regardless of the
+ * program.
  */
 #ifndef PEERBAR_GPU_PIN_H
 #define PEERBAR_GPU_PIN_H
@@ -20,16 +20,16 @@ struct pci_dev;
 
 #define PEERBAR_GPU_PAGE_SIZE 65536ULL
 
-/* Both structures grow at their end only, and this number with them. */
+/* Both structures grow only at their end, and this number with them. */
 #define PEERBAR_GPU_PIN_VERSION 1
 
 /**
- * struct peerbar_gpu_page_table - where pinned memory lies
+ * struct peerbar_gpu_page_table - the addresses of pinned memory
  * @version: PEERBAR_GPU_PIN_VERSION of the driver that made it
  * @page_size: bytes of each page
  * @entries: number of pages
- * @bus_addresses: of each page, on the PCIe fabric; see peerbar_gpu_dma_map_pages() for what to
- * give to a device
+ * @bus_addresses: of each page, on the PCIe fabric; see peerbar_gpu_dma_map_pages() for a device's
+ * addresses
  */
 struct peerbar_gpu_page_table {
 	u32 version;
@@ -39,7 +39,7 @@ struct peerbar_gpu_page_table {
 };
 
 /**
- * struct peerbar_gpu_dma_mapping - the same pages as one peer has to address them
+ * struct peerbar_gpu_dma_mapping - the same pages, as addressed by one peer
  * @version: as in the page table
  * @page_size: as in the page table
  * @entries: as in the page table
@@ -62,8 +62,8 @@ struct peerbar_gpu_dma_mapping {
  * @free_callback: called once if the memory is revoked before peerbar_gpu_put_pages(); may sleep
  * @data: for the callback
  *
- * Return: 0; -EINVAL for a file of something else or a range that is not aligned or not in the
- * buffer; -ENOENT for no such buffer; -ENODEV if it was revoked; -ENOSPC if a window aperture is
+ * Return: 0; -EINVAL for another kind of file, or a range that is not aligned or not in the buffer;
+ * -ENOENT if there is no such buffer; -ENODEV if it was revoked; -ENOSPC if a window aperture is
  * full; -ENOMEM.
  */
 int peerbar_gpu_get_pages(struct file *gpu, u32 handle, u64 offset, u64 length,
@@ -98,7 +98,7 @@ int peerbar_gpu_free_page_table(struct peerbar_gpu_page_table *table);
  * @length: as for peerbar_gpu_get_pages()
  * @table: as for peerbar_gpu_get_pages()
  *
- * A GPU that is to leave waits for peerbar_gpu_put_pages_persistent().
+ * The removal of the GPU waits for peerbar_gpu_put_pages_persistent().
  *
  * Return: as for peerbar_gpu_get_pages().
  */
@@ -114,32 +114,32 @@ int peerbar_gpu_get_pages_persistent(struct file *gpu, u32 handle, u64 offset, u
 int peerbar_gpu_put_pages_persistent(struct peerbar_gpu_page_table *table);
 
 /**
- * peerbar_gpu_dma_map_pages() - gives the addresses by which a peer reaches pinned pages
+ * peerbar_gpu_dma_map_pages() - returns a peer's addresses of pinned pages
  * @peer: the device that will read and write them
- * @table: of a pin that is not gone
+ * @table: of a pin that is not revoked
  * @mapping: receives the mapping
  *
- * Return: 0; -EINVAL if the pages are not pinned, or if the kernel has no way for peer-to-peer DMA
- * between the two devices (-EREMOTEIO in older ones); -EOPNOTSUPP for a window aperture before
- * Linux 6.19; -ENOMEM.
+ * Return: 0; -EINVAL if the pages are not pinned, or if the kernel has no route for peer-to-peer
+ * DMA between the two devices (-EREMOTEIO in older kernels); -EOPNOTSUPP for a window aperture
+ * before Linux 6.19; -ENOMEM.
  */
 int peerbar_gpu_dma_map_pages(struct pci_dev *peer, struct peerbar_gpu_page_table *table,
 			      struct peerbar_gpu_dma_mapping **mapping);
 
 /**
  * peerbar_gpu_dma_unmap_pages() - ends a mapping, before peerbar_gpu_put_pages()
- * @peer: as it was mapped for
- * @table: as it was mapped of
+ * @peer: the peer of the mapping
+ * @table: the table of the mapping
  * @mapping: from peerbar_gpu_dma_map_pages(); freed
  *
- * Return: 0; -EINVAL, without any effect, if the memory has gone away or the three do not belong
+ * Return: 0; -EINVAL, without any effect, if the memory was revoked or the three do not belong
  * together.
  */
 int peerbar_gpu_dma_unmap_pages(struct pci_dev *peer, struct peerbar_gpu_page_table *table,
 				struct peerbar_gpu_dma_mapping *mapping);
 
 /**
- * peerbar_gpu_free_dma_mapping() - ends a mapping of memory that has gone away
+ * peerbar_gpu_free_dma_mapping() - ends a mapping of revoked memory
  * @mapping: from peerbar_gpu_dma_map_pages(); freed
  *
  * For the callback, before peerbar_gpu_free_page_table().

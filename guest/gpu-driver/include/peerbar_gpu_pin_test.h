@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * /dev/peerbar-gpu-pin-test: a holder of pinned VRAM that does what it is asked, so that a test can
- * force each order of events. Pins belong to the open file and are given back when it is closed.
+ * /dev/peerbar-gpu-pin-test: a holder of pinned VRAM that executes requests, so that a test can
+ * force each order of events. Pins belong to the open file and are released when it is closed.
  */
 #ifndef PEERBAR_GPU_PIN_TEST_H
 #define PEERBAR_GPU_PIN_TEST_H
@@ -28,10 +28,7 @@ struct peerbar_pin_test_pin {
 	__u32 page_size;	/* out */
 };
 
-/*
- * Requests about a pin. Where the driver itself is asked, its answer is in result: 0 or a negative
- * errno.
- */
+/* Requests about a pin. The driver's answer is in result: 0 or a negative errno. */
 struct peerbar_pin_test_id {
 	__u32 id;
 	__s32 result;		/* out */
@@ -46,12 +43,12 @@ struct peerbar_pin_test_map {
 };
 
 /*
- * Starts a transfer between a block device and pinned pages, as a storage driver would, and does
- * not wait for it.
+ * Starts a transfer between a block device and pinned pages, like a storage driver, and does not
+ * wait for it.
  */
 struct peerbar_pin_test_io {
 	__u32 id;
-	__s32 disk;		/* descriptor of a block device, open for what is asked */
+	__s32 disk;		/* descriptor of a block device, open for this direction */
 	__u64 disk_offset;	/* multiples of 4096 */
 	__u64 offset;
 	__u64 length;		/* at most 1 MiB */
@@ -61,12 +58,12 @@ struct peerbar_pin_test_io {
 
 struct peerbar_pin_test_state {
 	__u32 id;
-	__u32 callbacks;	/* how often it was called */
-	__u32 in_callback;	/* whether it has been called and not returned */
-	__u32 in_flight;	/* transfers that were in flight when it was called */
-	__u32 started;		/* transfers that were submitted */
-	__s32 error;		/* of the last that failed */
-	__s32 put_in_callback;	/* what peerbar_gpu_put_pages answers in the callback */
+	__u32 callbacks;	/* number of calls */
+	__u32 in_callback;	/* 1 if it has been called and has not returned */
+	__u32 in_flight;	/* transfers in flight when it was called */
+	__u32 started;		/* submitted transfers */
+	__s32 error;		/* of the last failed transfer */
+	__s32 put_in_callback;	/* result of peerbar_gpu_put_pages() in the callback */
 	__u32 pad;
 };
 

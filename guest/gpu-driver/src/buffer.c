@@ -4,7 +4,7 @@
 
 #include "gpu.h"
 
-/* Gives the memory back, once: either with the last reference or when the device leaves. */
+/* Releases the memory, once: either with the last reference or when the device is removed. */
 static void drop(struct pb_buffer *buffer)
 {
 	if (test_and_set_bit(0, &buffer->dropped))
@@ -44,7 +44,7 @@ static void release_later(struct kref *refs)
 	queue_work(pb_releases, &buffer->release);
 }
 
-/* Makes the buffer known; from here on its last reference calls ops->drop. */
+/* Publishes the buffer; from here on its last reference calls ops->drop. */
 void pb_buffer_init(struct pb_buffer *buffer, struct pb_gpu *gpu,
 		    const struct pb_buffer_ops *ops, u32 space, u64 size)
 {
@@ -69,13 +69,13 @@ void pb_buffer_put(struct pb_buffer *buffer)
 	kref_put(&buffer->refs, release_now);
 }
 
-/* For callers that must not sleep on what the release sleeps on. */
+/* For callers that must not block, as the release may. */
 void pb_buffer_put_later(struct pb_buffer *buffer)
 {
 	kref_put(&buffer->refs, release_later);
 }
 
-/* A command is about to use the buffer. */
+/* Begins the use of the buffer by a command. */
 int pb_buffer_begin(struct pb_buffer *buffer, bool wait)
 {
 	if (READ_ONCE(buffer->revoked))
@@ -92,7 +92,7 @@ void pb_buffer_end(struct pb_buffer *buffer)
 		wake_up_all(&buffer->idle);
 }
 
-/* Until it is unpinned the buffer is revoked only if the device is removed. */
+/* Until it is unpinned, only a removal of the device revokes the buffer. */
 int pb_buffer_pin(struct pb_buffer *buffer)
 {
 	int error = -ENODEV;
@@ -115,7 +115,10 @@ void pb_buffer_unpin(struct pb_buffer *buffer)
 	mutex_unlock(&buffer->lock);
 }
 
-/* Marks the buffer and notifies its holders, once. -EBUSY if it is pinned, and may stay. */
+/*
+ * Marks the buffer and notifies its holders, once. -EBUSY if it is pinned, unless the device
+ * leaves.
+ */
 static int revoke(struct pb_buffer *buffer, bool leaves)
 {
 	int error = 0;
@@ -135,7 +138,7 @@ static int revoke(struct pb_buffer *buffer, bool leaves)
 	return error;
 }
 
-/* If it succeeds, all holders have been notified, be it by a concurrent revoke. */
+/* If it succeeds, all holders have been notified, possibly by a concurrent revoke. */
 int pb_buffer_revoke(struct pb_buffer *buffer)
 {
 	return revoke(buffer, false);
@@ -183,8 +186,8 @@ static void drop_all(struct pb_gpu *gpu, bool (*is_wanted)(const struct pb_buffe
 }
 
 /*
- * The device is removed: all buffers are revoked from their holders. No new ones are made. The
- * holders of all of them are notified before one that may take its time is waited for.
+ * The device is removed: all buffers are revoked from their holders, and no new ones are made. All
+ * holders are notified before any slow one is waited for.
  */
 void pb_buffers_leave(struct pb_gpu *gpu)
 {
@@ -196,6 +199,6 @@ void pb_buffers_leave(struct pb_gpu *gpu)
 	}
 	drop_all(gpu, is_import_to_drop);
 	drop_all(gpu, is_to_drop);
-	/* Those whose last reference went before may still be giving their memory back. */
+	/* Buffers whose last reference has been dropped may still be releasing their memory. */
 	wait_event_idle(gpu->left, !atomic_read(&gpu->holding));
 }

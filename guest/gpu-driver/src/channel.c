@@ -3,9 +3,9 @@
  * A channel: a ring of commands in coherent memory, a fence for each entry, and the jobs of the
  * file that owns it.
  *
- * Jobs run in order. What the device has of a job can be taken back (the channel is stopped, the
- * job rewound), since every part that was done has written its fence; so an error of one job costs
- * the others nothing. A reset of the device costs at most the job that it interrupts, if that
+ * Jobs run in order. A job's commands can be taken back from the device (the channel is stopped,
+ * the job rewound), because every completed part has written its fence. So an error of one job does
+ * not affect the others. A reset of the device fails at most the job that it interrupts, if that
  * cannot be repeated.
  */
 #include <linux/bitfield.h>
@@ -23,7 +23,7 @@
 /* At least one interrupt for this many entries, so that the ring is refilled before it is empty. */
 #define INTERRUPT_EVERY	64
 
-/* The longest command is of 1 GiB. */
+/* The longest command covers 1 GiB. */
 #define STOP_TIMEOUT_US	(30 * USEC_PER_SEC)
 
 static void __iomem *regs_of(struct pb_channel *channel)
@@ -56,7 +56,7 @@ static bool is_stopped(u32 status)
 	       (FIELD_GET(PB_CH_STATE, status) == PB_CH_OFF && !(status & PB_CH_STOPPING));
 }
 
-/* Returns once the device has done its last access for this channel. */
+/* Returns once the device has made its last access for this channel. */
 static int stop(struct pb_channel *channel)
 {
 	void __iomem *regs = regs_of(channel);
@@ -83,7 +83,8 @@ static void ring_doorbell(struct pb_channel *channel)
 
 	writel(channel->tail, regs + PB_DOORBELL(channel->index));
 	/*
-	 * The device says that it sleeps and then looks at the doorbells: one of us sees the other.
+	 * The device announces that it sleeps and then reads the doorbells, so one side sees the
+	 * other.
 	 */
 	mb();
 	if (readl(regs + PB_DOORBELL_ASLEEP(channel->index)))
@@ -168,7 +169,7 @@ static void rewind_jobs(struct pb_channel *channel)
 		pb_job_rewind(job);
 }
 
-/* The entry at the head has failed, and with it its job; the others go on. */
+/* The entry at the head has failed, and with it its job; the others continue. */
 static void take_error(struct pb_channel *channel, u32 code)
 {
 	struct pb_job *job = channel->slots[channel->head % PB_RING_ENTRIES].job;
@@ -189,7 +190,7 @@ static bool take_status(struct pb_channel *channel)
 	status = readl(regs_of(channel) + PB_CH_STATUS);
 	if (status == PB_ALL_ONES || FIELD_GET(PB_CH_STATE, status) != PB_CH_ERROR)
 		return false;
-	/* What was done before the error may not have been seen yet. */
+	/* Entries that completed before the error may not have been seen yet. */
 	take_fences(channel);
 	if (channel->head == channel->tail)
 		return false;
@@ -197,7 +198,7 @@ static bool take_status(struct pb_channel *channel)
 	return true;
 }
 
-/* Polls for what the device has done. Returns whether jobs are left. */
+/* Polls for completed commands. Returns true if jobs are left. */
 bool pb_channel_progress(struct pb_channel *channel)
 {
 	bool left;
@@ -223,7 +224,7 @@ void pb_channel_queue(struct pb_channel *channel, struct pb_job *job)
 
 /* ---- taking back what the device has ---- */
 
-/* The command at the head may have been done in part, and some would do that part twice. */
+/* The command at the head may have been executed in part, and some commands cannot be repeated. */
 static void fail_begun(struct pb_channel *channel, u32 error)
 {
 	struct pb_job *job;
@@ -235,7 +236,7 @@ static void fail_begun(struct pb_channel *channel, u32 error)
 		finish(channel, job, error);
 }
 
-/* Of a channel that is stopped. */
+/* For a channel that is stopped. */
 static void take_back(struct pb_channel *channel, u32 error)
 {
 	take_fences(channel);
@@ -280,8 +281,9 @@ void pb_channel_take_back(struct pb_channel *channel, const struct dma_buf *dmab
 /* ---- reset ---- */
 
 /*
- * Has the device begin nothing more. Of all channels before any is waited for: a command of one
- * keeps the device from letting go of the others, and would be done until then.
+ * Keeps the device from beginning further commands. All channels are disabled before any is waited
+ * for: the device may be busy with a command of one channel, and would complete commands of the
+ * others until then.
  */
 void pb_channel_disable(struct pb_channel *channel)
 {
@@ -292,7 +294,7 @@ void pb_channel_disable(struct pb_channel *channel)
 	mutex_unlock(&channel->lock);
 }
 
-/* The device is about to forget everything: takes back what it has not done. */
+/* The device is about to forget everything: takes back all commands that it has not completed. */
 void pb_channel_pause(struct pb_channel *channel)
 {
 	mutex_lock(&channel->lock);
@@ -348,7 +350,7 @@ void pb_channel_init(struct pb_gpu *gpu, unsigned int index)
 
 	channel->gpu = gpu;
 	channel->index = index;
-	/* Fences start as 0. */
+	/* Fences start at 0. */
 	channel->next_value = 1;
 	mutex_init(&channel->lock);
 	INIT_LIST_HEAD(&channel->jobs);
@@ -365,7 +367,7 @@ static struct pb_channel *find_free(struct pb_gpu *gpu)
 	return NULL;
 }
 
-/* Whether the caller's user has as many channels as a user may have. */
+/* Returns true if the caller's user has as many channels as a user may have. */
 static bool has_all(struct pb_gpu *gpu)
 {
 	unsigned int i, count = 0;
@@ -373,14 +375,14 @@ static bool has_all(struct pb_gpu *gpu)
 	for (i = 0; i < PB_CHANNELS; i++) {
 		struct pb_channel *channel = &gpu->channels[i];
 
-		/* One that did not stop is lost, and counts for the user who had it. */
+		/* A channel that did not stop is lost, and counts for its last user. */
 		if ((channel->owner || channel->broken) && uid_eq(channel->user, current_uid()))
 			count++;
 	}
 	return count >= PB_CHANNELS_OF_A_USER && !capable(CAP_SYS_RESOURCE);
 }
 
-/* A channel for the file; EBUSY if there is none, or the user has all that one may have. */
+/* Returns a channel for the file; EBUSY if there is none, or the user has reached the limit. */
 struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner)
 {
 	struct pb_channel *channel;
@@ -401,8 +403,8 @@ struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner)
 }
 
 /*
- * Ends the command in progress and forgets the others. A channel that does not stop keeps all that
- * it may still use.
+ * Ends the command in progress and drops the others. A channel that does not stop keeps everything
+ * that it may still use.
  */
 void pb_channel_close(struct pb_channel *channel)
 {

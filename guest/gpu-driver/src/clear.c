@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * VRAM is cleared before it has an owner. The GPU does it itself, as the first user of the driver:
- * with a channel of its own and the requests that programs make. The processor's way to a window is
- * slow, and to memory beyond the aperture it has none.
+ * with its own channel and the same requests as programs. The processor has only a slow path to a
+ * window, and none to memory beyond the aperture.
  */
 #include "gpu.h"
 
@@ -45,12 +45,12 @@ static int submit_fill(struct pb_buffer *buffer, u64 *fence)
 	fill.operand[1].offset = buffer->size;
 	error = pb_file_submit(file, &fill);
 	*fence = fill.fence;
-	/* The command has a reference of its own. */
+	/* The command holds its own reference. */
 	pb_buffer_put(xa_erase(&file->buffers, fill.operand[0].handle));
 	return error;
 }
 
-/* The buffer is all zeros, or there is an error: then it must not be allocated. */
+/* Clears the buffer. After an error it must not be allocated. */
 int pb_clear(struct pb_buffer *buffer)
 {
 	struct pb_file *file = buffer->gpu->clearing;

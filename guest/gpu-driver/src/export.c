@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Buffers in VRAM as dma-bufs. The policy of a dma-buf says which importers may attach, and whether
- * they can keep the buffer from being revoked: see include/peerbar_gpu.h. Once a buffer is revoked
- * and its importers are done, no device uses it.
+ * Buffers in VRAM as dma-bufs. The policy of a dma-buf determines which importers may attach, and
+ * whether they can keep the buffer from being revoked: see include/peerbar_gpu.h. Once a buffer is
+ * revoked and its importers have finished, no device uses it.
  */
 #include <linux/dma-resv.h>
 #include <linux/pci-p2pdma.h>
@@ -26,14 +26,14 @@ struct pb_export {
 	struct dma_fence_cb signalled;	/* of that fence */
 };
 
-/* Of the policies, for messages. */
+/* Names of the policies, for messages. */
 static const char *const policy_names[] = {
 	[PEERBAR_GPU_EXPORT_REVOCABLE] = "revocable",
 	[PEERBAR_GPU_EXPORT_PINNED] = "pinned",
 	[PEERBAR_GPU_EXPORT_STATIC] = "static",
 };
 
-/* Why the importer cannot have the buffer; NULL if it can. */
+/* Returns the reason why the importer is refused, or NULL if it is not. */
 static const char *refusal(const struct pb_export *export, struct dma_buf_attachment *attachment)
 {
 	if (!dev_is_pci(attachment->dev))
@@ -72,7 +72,7 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 		.len = buffer->size,
 	};
 
-	/* One range for each buffer: of several, a translating IOMMU would see only the first. */
+	/* One range for each buffer: a translating IOMMU would see only the first of several. */
 	return dma_buf_phys_vec_to_sgt(attachment, pcim_p2pdma_provider(pdev, PB_BAR_APERTURE),
 				       &range, 1, buffer->size, direction);
 }
@@ -85,10 +85,10 @@ static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sg
 	dma_buf_free_sgt(attachment, sgt, direction);
 }
 #else
-/* Most bytes of an entry, whose length is an unsigned int. */
+/* Maximum bytes of an entry, whose length is an unsigned int. */
 #define PB_ENTRY_BYTES SZ_2G
 
-/* Each entry but the last is full. */
+/* Each entry except the last is full. */
 static void list_pages(struct sg_table *sgt, const struct pb_buffer *buffer)
 {
 	struct scatterlist *sg;
@@ -109,7 +109,7 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 	struct sg_table *sgt;
 	int error;
 
-	/* Without pages (window mode) these kernels have no way. */
+	/* Without pages (window mode) these kernels cannot map it. */
 	if (!buffer->vram.pages)
 		return ERR_PTR(-EOPNOTSUPP);
 	sgt = kzalloc(sizeof(*sgt), GFP_KERNEL);
@@ -137,7 +137,9 @@ static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sg
 }
 #endif
 
-/* A mapping of an importer that cannot be notified pins the buffer, whether it says so or not. */
+/*
+ * A mapping of an importer that cannot be notified pins the buffer, even without an explicit pin.
+ */
 static bool mapping_pins(struct dma_buf_attachment *attachment)
 {
 	return !dma_buf_attach_revocable(attachment);
@@ -179,7 +181,7 @@ static void export_unmap(struct dma_buf_attachment *attachment, struct sg_table 
 		pb_buffer_unpin(buffer);
 }
 
-/* VRAM does not move. A pin of a revocable dma-buf is one that a revoke ends. */
+/* VRAM does not move. A revocation ends the pin of a revocable dma-buf. */
 static int export_pin(struct dma_buf_attachment *attachment)
 {
 	struct pb_export *export = attachment->dmabuf->priv;
@@ -188,7 +190,7 @@ static int export_pin(struct dma_buf_attachment *attachment)
 		return -ENODEV;
 	if (export->policy != PEERBAR_GPU_EXPORT_REVOCABLE)
 		return pb_buffer_pin(export->buffer);
-	/* Without that option a kernel itself pins for each mapping. */
+	/* Without that option, the kernel itself pins for each mapping. */
 	if (pb_pin_is_revocable() || !IS_ENABLED(CONFIG_DMABUF_MOVE_NOTIFY))
 		return 0;
 	return -EOPNOTSUPP;
@@ -203,8 +205,8 @@ static void export_unpin(struct dma_buf_attachment *attachment)
 }
 
 /*
- * The kernel has checked that the mapping lies in the dma-buf. From here on it is like one of the
- * GPU's own file at the buffer's offset.
+ * The kernel has checked that the mapping lies in the dma-buf. From here on it is like a mapping of
+ * the GPU's file at the buffer's offset.
  */
 static int export_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 {
@@ -237,14 +239,14 @@ static const struct dma_buf_ops export_ops = {
 	.release = export_release,
 };
 
-/* A fence of an importer that is not done yet; NULL if there is none. */
+/* Returns a fence of an importer that is not signalled yet, or NULL. */
 static struct dma_fence *unsignalled(struct dma_resv *resv)
 {
 	struct dma_resv_iter cursor;
 	struct dma_fence *fence;
 
 	dma_resv_iter_begin(&cursor, resv, DMA_RESV_USAGE_BOOKKEEP);
-	/* Leaves out those that are signalled. */
+	/* Skips signalled fences. */
 	dma_resv_for_each_fence_unlocked(&cursor, fence) {
 		dma_fence_get(fence);
 		break;
@@ -261,9 +263,9 @@ static void continue_drain(struct dma_fence *fence, struct dma_fence_cb *callbac
 }
 
 /*
- * Goes on once importers are done with what they had begun when the memory was revoked. Their
- * fences may be in the hands of a program, so no lock is held and no worker waits, and the memory
- * stays until the last one is signalled.
+ * Continues once importers have finished the work that was in progress at the revocation. Their
+ * fences may be held by a program, so no lock is held and no worker waits, and the memory stays
+ * until the last one is signalled.
  */
 static void drain(struct work_struct *work)
 {
@@ -282,7 +284,9 @@ static void drain(struct work_struct *work)
 	dma_buf_put(export->dmabuf);
 }
 
-/* Makes a dma-buf of the buffer, which it keeps. A revoke from now on finds it in the list. */
+/*
+ * Makes a dma-buf of the buffer, which keeps the buffer. A revoke from now on finds it in the list.
+ */
 struct dma_buf *pb_export_make(struct pb_buffer *buffer, u32 policy)
 {
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
@@ -304,7 +308,7 @@ struct dma_buf *pb_export_make(struct pb_buffer *buffer, u32 policy)
 		kfree(export);
 	} else {
 		export->dmabuf = dmabuf;
-		/* So that a revoke finds the mappings of the dma-buf, too. */
+		/* So that a revoke also finds the mappings of the dma-buf. */
 		dmabuf->file->f_mapping = buffer->gpu->inode->i_mapping;
 		list_add_tail(&export->node, &buffer->vram.exports);
 		kref_get(&buffer->refs);
@@ -350,14 +354,14 @@ static void revoke(struct pb_export *export)
 	dma_resv_unlock(resv);
 }
 
-/* Importers that are not done in time keep the memory: draining says so. */
+/* Importers that do not finish in time keep the memory, as draining shows. */
 void pb_exports_revoke(struct pb_buffer *buffer)
 {
 	struct pb_export *export;
 
 	mutex_lock(&buffer->vram.exports_lock);
 	list_for_each_entry(export, &buffer->vram.exports, node) {
-		/* One that is being released has no importers left. */
+		/* A file that is being released has no importers left. */
 		if (!get_file_active(&export->dmabuf->file))
 			continue;
 		revoke(export);

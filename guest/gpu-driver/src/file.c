@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-/* /dev/peerbar-gpuN: what a program has opened, and its requests. */
+/* /dev/peerbar-gpuN: the open files of programs, and their requests. */
 #include <linux/module.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
 #include "gpu.h"
 
-/* The buffer of that handle, with a reference; NULL if there is none. */
+/* Returns the buffer of that handle with a reference, or NULL. */
 struct pb_buffer *pb_file_buffer(struct pb_file *file, u32 handle)
 {
 	struct pb_buffer *buffer;
@@ -26,7 +26,7 @@ int pb_file_add(struct pb_file *file, struct pb_buffer *buffer, u32 *handle)
 
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
-	/* 1 says that handles have started over. */
+	/* 1 means that handles have wrapped. */
 	error = xa_alloc_cyclic(&file->buffers, handle, buffer, xa_limit_31b, &file->next_handle,
 				GFP_KERNEL_ACCOUNT);
 	if (error < 0)
@@ -35,7 +35,7 @@ int pb_file_add(struct pb_file *file, struct pb_buffer *buffer, u32 *handle)
 }
 
 /*
- * The file releases a buffer. Pinned pages are not valid without their owner, so their holders are
+ * The file releases a buffer. Pinned pages are invalid without their owner, so their holders are
  * notified.
  */
 static void give_up(struct pb_buffer *buffer)
@@ -56,7 +56,7 @@ static int request_info(struct pb_file *file, void *argument)
 		.vram_size = gpu->vram_size,
 		.aperture_size = gpu->aperture_size,
 		.p2pmem_size = gpu->window ? 0 : gpu->aperture_size,
-		/* One is the driver's. */
+		/* One is the driver's own. */
 		.channels = PB_CHANNELS - 1,
 		.features = gpu->window ? PB_FEATURE_WINDOW : 0,
 		.domain = pci_domain_nr(gpu->pdev->bus),
@@ -77,7 +77,7 @@ static int request_alloc(struct pb_file *file, void *argument)
 	buffer = pb_vram_create(file->gpu, alloc->size);
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
-	/* No owner may read the data of the one before. */
+	/* No owner may read the data of the previous owner. */
 	error = pb_clear(buffer);
 	if (error) {
 		pb_buffer_put(buffer);
@@ -128,10 +128,10 @@ static int request_query(struct pb_file *file, void *argument)
 	} else if (buffer->space == PEERBAR_GPU_SPACE_VRAM) {
 		error = query_vram(buffer, query);
 	} else {
-		/* Taken for the moment, since the pieces of an imported dma-buf may change. */
+		/* Temporary, since the pieces of an imported dma-buf may change. */
 		error = pb_buffer_begin(buffer, true);
 		if (!error) {
-			/* Where memory of the host lies is not for programs to know. */
+			/* Programs must not learn the addresses of host memory. */
 			query->length = pb_piece_at(buffer, query->offset, &address);
 			pb_buffer_end(buffer);
 		}
@@ -277,7 +277,7 @@ static int serve(struct pb_file *file, const struct request *request, void *argu
 	struct pb_gpu *gpu = file->gpu;
 	int error;
 
-	/* A wait must not keep the device from leaving; it ends by itself when the device does. */
+	/* A wait must not block the removal of the device, which ends the wait. */
 	if (request->command == PEERBAR_GPU_WAIT)
 		return request->serve(file, argument);
 	error = down_read_interruptible(&gpu->alive);
@@ -375,8 +375,8 @@ void pb_file_end(struct pb_file *file)
 	unsigned long handle;
 
 	/*
-	 * Excludes the removal of the device: it closes the channel itself, and it must not reuse
-	 * the memory before the holders of pins that are notified here have released it.
+	 * Excludes the removal of the device: it closes the channel itself, and must not reuse the
+	 * memory before the holders of the pins that are notified here have released it.
 	 */
 	down_read(&gpu->alive);
 	if (!gpu->removed && file->channel)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The driver's structures, and what its files offer each other.
+ * The driver's structures, and the functions that its files share.
  *
  * Locks, outer before inner:
  *   pb_gpu.alive > pb_buffer.telling > pb_buffer.lock, pb_vram.exports_lock
@@ -42,21 +42,21 @@ struct pb_file;
 struct pb_gpu;
 struct pb_job;
 
-/* How long fences of other drivers are waited for, in jiffies. */
+/* Time limit for fences of other drivers, in jiffies. */
 #define PB_FENCE_TIMEOUT (5 * HZ)
 
 /*
- * How long a revocation of a dma-buf waits for commands that use it, in jiffies. Copies that are in
- * progress are to end by themselves, on a slow host too.
+ * Time limit of a dma-buf's revocation for commands that use it, in jiffies. Copies in progress
+ * should end by themselves, even on a slow host.
  */
 #define PB_REVOKE_TIMEOUT (10 * HZ)
 
-/* Commands that a file may have in progress; results are remembered for as many. */
+/* Maximum number of a file's commands in progress; as many results are remembered. */
 #define PB_JOBS_MAX 1024
 
 /* ---- buffers ---- */
 
-/* Bytes at consecutive addresses, as the GPU sees them. */
+/* Bytes at consecutive addresses, as seen by the GPU. */
 struct pb_piece {
 	u64 offset;	/* in the buffer */
 	u64 address;	/* offset in VRAM, or bus address or IOVA */
@@ -66,27 +66,27 @@ struct pb_piece {
 struct pb_buffer_ops {
 	/*
 	 * Makes sure that the GPU may use the buffer, and raises busy. NULL if it always may.
-	 * -EDEADLK if that takes a lock that is held, and is not to wait.
+	 * -EDEADLK if that needs a lock that is held, and must not wait.
 	 */
 	int (*begin)(struct pb_buffer *buffer, bool wait);
-	/* Tells all holders. NULL if there are none to tell. */
+	/* Notifies all holders. NULL if there are none. */
 	void (*revoke)(struct pb_buffer *buffer);
-	/* Gives the memory back; called once. */
+	/* Releases the memory; called once. */
 	void (*drop)(struct pb_buffer *buffer);
 };
 
 /* Memory in the aperture of the GPU. */
 struct pb_vram {
 	u64 offset;		/* in VRAM */
-	u64 aperture;		/* in BAR 2, PB_NOT_SHOWN if it has no range of a window */
-	bool hidden;		/* its range of the window is cleared, for good */
+	u64 aperture;		/* in BAR 2, PB_NOT_SHOWN if it has no range in the window */
+	bool hidden;		/* its range in the window is cleared, for good */
 	void *pages;		/* the kernel's address of its pages, NULL in window mode */
 	struct mutex exports_lock;
 	struct list_head exports;
 	atomic_t mapped;	/* mappings of importers */
 	atomic_t draining;	/* revoked exports whose importers may still use the memory */
 	struct list_head pins;	/* under pin.c's lock */
-	atomic_t persistent;	/* of the pins, those without a callback */
+	atomic_t persistent;	/* number of pins without a callback */
 };
 
 #define PB_NOT_SHOWN U64_MAX
@@ -146,15 +146,15 @@ struct pb_channel {
 	unsigned int index;
 	struct mutex lock;	/* all below, and the registers */
 	struct pb_file *owner;
-	kuid_t user;	/* of the first job of its last owner, under channels_lock */
-	bool paused;	/* takes jobs, does not run them */
-	bool broken;	/* did not stop: its memory is never given back */
+	kuid_t user;	/* user of the first job of its last owner, under channels_lock */
+	bool paused;	/* takes jobs, but does not run them */
+	bool broken;	/* did not stop: its memory is never released */
 	struct pb_command *ring;
 	dma_addr_t ring_address;
 	struct pb_fence *fences;
 	dma_addr_t fences_address;
 	struct pb_slot *slots;
-	u32 head;	/* entries that are done, since the enable */
+	u32 head;	/* completed entries since the enable */
 	u32 tail;	/* entries put */
 	u64 next_value;
 	struct list_head jobs;
@@ -174,10 +174,10 @@ struct pb_gpu {
 	struct rw_semaphore alive;	/* read: an ioctl; write: a reset, the end */
 	bool gone;			/* takes no more requests */
 	bool removed;			/* its channels are closed, or about to be */
-	struct inode *inode;		/* whose address_space all mappings are in */
+	struct inode *inode;		/* whose address_space contains all mappings */
 	struct mutex buffers_lock;
 	struct list_head buffers;
-	atomic_t holding;		/* buffers that have not given their memory back */
+	atomic_t holding;		/* buffers that have not released their memory */
 	wait_queue_head_t left;
 	wait_queue_head_t going;	/* gone has become true */
 	struct delayed_work watch;
@@ -198,7 +198,7 @@ struct pb_file {
 	struct pb_gpu *gpu;
 	struct mutex lock;		/* order of submits, the channel */
 	struct xarray buffers;
-	u32 next_handle;		/* a handle comes again only after all others */
+	u32 next_handle;		/* a handle is reused only after all others */
 	struct pb_channel *channel;	/* NULL before the first submit */
 	bool broken;			/* commands in progress on the channel do not end */
 	u64 submitted;
@@ -297,21 +297,21 @@ void pb_channel_resume(struct pb_channel *channel);
 void pb_channel_take_back(struct pb_channel *channel, const struct dma_buf *dmabuf);
 void pb_channel_wake_owner(struct pb_channel *channel);
 
-/* Splits what a program asked for into what the device takes. */
+/* Splits a program's command into commands of the device. */
 struct pb_operation;
 
 struct pb_job {
 	struct list_head node;			/* in pb_channel.jobs */
 	const struct pb_operation *operation;
 	struct peerbar_gpu_submit request;
-	struct pb_buffer *buffers[PB_OPERANDS];	/* NULL where the operand is a number */
+	struct pb_buffer *buffers[PB_OPERANDS];	/* NULL if the operand is a number */
 	u16 begun;				/* bit i: buffer i is in use */
-	u64 units;				/* to do */
+	u64 units;				/* in total */
 	u64 sent;				/* of them, given to the device */
-	u64 done;				/* of them, done by the device */
+	u64 done;				/* of them, completed by the device */
 	bool started;				/* some command was given to the device */
 	u64 result;
-	u32 error;				/* not 0: it was cancelled, and this is why */
+	u32 error;				/* not 0: the reason why it was cancelled */
 };
 
 /* job.c */
@@ -324,15 +324,13 @@ u64 pb_job_send(struct pb_job *job, struct pb_command *command);
 void pb_job_done(struct pb_job *job, u64 units, u64 result);
 void pb_job_rewind(struct pb_job *job);
 
-/*
- * operation.c: how the operands of an operation go along with each other when it is done in parts.
- */
+/* operation.c: the relation of an operation's operands when it is executed in parts. */
 #define PB_STREAMS_MAX 3
 
 enum pb_results {
 	PB_RESULT_LAST,			/* there is one part */
 	PB_RESULT_SUM,
-	PB_RESULT_FIRST_DIFFERENCE,	/* an offset; the length of the part if there is none */
+	PB_RESULT_FIRST_DIFFERENCE,	/* an offset; the part's length if there is none */
 };
 
 struct pb_stream {
@@ -343,14 +341,14 @@ struct pb_stream {
 struct pb_operation {
 	u8 opcode;
 	u8 kernel;
-	bool repeatable;		/* done in part and then again, it is as done once */
+	bool repeatable;		/* may be repeated after a partial execution */
 	bool apart;			/* the first two operands must not overlap */
-	u8 nstreams;			/* 0: cannot be done in parts */
+	u8 nstreams;			/* 0: cannot be split */
 	struct pb_stream streams[PB_STREAMS_MAX];
 	u8 count;			/* the operand with the number of units */
-	u16 fixed;			/* operands that every part has whole */
-	u16 fixed_length;		/* their least length */
-	/* Of each of them, if they differ. NULL: fixed_length. */
+	u16 fixed;			/* operands that every part has as a whole */
+	u16 fixed_length;		/* their minimum length */
+	/* The minimum length of each, if they differ. NULL: fixed_length. */
 	u64 (*fixed_needed)(const struct peerbar_gpu_submit *request, unsigned int operand);
 	u16 pattern;			/* an operand of 8 bytes that restarts with every part */
 	enum pb_results results;

@@ -92,8 +92,8 @@ static int pin_peer(struct pb_host *host, u64 address, unsigned long npages)
 }
 
 /*
- * Programs use the memory while it is registered, so a copy of it would be stale. Not
- * dma_need_sync(), which is true for every mapping of a kernel with CONFIG_DMA_API_DEBUG.
+ * Programs use the memory while it is registered, so a bounce buffer would be stale. Not
+ * dma_need_sync(), which is true for every mapping in a kernel with CONFIG_DMA_API_DEBUG.
  */
 static bool may_bounce(struct device *dev)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * dma-bufs of other exporters (or of our own) as operands. The attachment is dynamic: the exporter
- * may revoke the memory at any time; the commands in progress then end first, or are ended if they
+ * may revoke the memory at any time. Commands in progress then end first, or are aborted if they
  * take long, and the next command maps it again.
  */
 #include <linux/dma-resv.h>
@@ -22,7 +22,10 @@ static void unmap(struct pb_buffer *buffer)
 	pb_pieces_clear(buffer);
 }
 
-/* Of all imports of the dma-buf, or a program with many of them could make each wait its time. */
+/*
+ * For all imports of the dma-buf: otherwise a program with many of them could make each one wait
+ * for its full time.
+ */
 static void take_back(struct pb_gpu *gpu, const struct dma_buf *dmabuf)
 {
 	unsigned int i;
@@ -32,8 +35,8 @@ static void take_back(struct pb_gpu *gpu, const struct dma_buf *dmabuf)
 }
 
 /*
- * With the dma_resv held, so no command begins. The exporter waits here, perhaps with locks of its
- * own, and a program chooses how many commands there are and how long they take. One that had begun
+ * With the dma_resv held, so no command begins. The exporter waits here, perhaps with its own
+ * locks, and a program chooses the number of commands and their duration. A command that had begun
  * its use before, but was not queued yet, is found the next time.
  */
 static void taken_away(struct dma_buf_attachment *attachment)
@@ -83,7 +86,7 @@ static int import_begin(struct pb_buffer *buffer, bool wait)
 	if (!buffer->import.sgt)
 		error = map(buffer);
 	if (!error) {
-		/* Writes to the buffer, and moves of it, have to be done. */
+		/* Writes to the buffer, and moves of it, must have completed. */
 		waited = dma_resv_wait_timeout(resv, dma_resv_usage_rw(true), true,
 					       PB_FENCE_TIMEOUT);
 		error = waited < 0 ? waited : waited ? 0 : -ETIMEDOUT;
@@ -121,7 +124,7 @@ static int first_map(struct pb_buffer *buffer)
 	return error;
 }
 
-/* Fails at once, not at the first command, if the GPU cannot reach the memory. */
+/* Fails immediately, not at the first command, if the GPU cannot reach the memory. */
 struct pb_buffer *pb_import_create(struct pb_gpu *gpu, int fd)
 {
 	struct dma_buf_attachment *attachment;
@@ -137,7 +140,7 @@ struct pb_buffer *pb_import_create(struct pb_gpu *gpu, int fd)
 		dma_buf_put(dmabuf);
 		return ERR_PTR(-ENOMEM);
 	}
-	/* The attachment calls back before it is known here. */
+	/* The attachment may call back before it is known here. */
 	init_waitqueue_head(&buffer->idle);
 	attachment = dma_buf_dynamic_attach(dmabuf, &gpu->pdev->dev, &attach_ops, buffer);
 	if (IS_ERR(attachment)) {

@@ -61,7 +61,7 @@ static const struct dma_buf_attach_ops notified_ops = {
 };
 
 #ifndef PB_HAS_INVALIDATE_MAPPINGS
-/* These kernels want a callback. It must not be called. */
+/* These kernels require a callback. It must not be called. */
 static void taken_away_in_vain(struct dma_buf_attachment *attachment)
 {
 	struct import *import = attachment->importer_priv;
@@ -107,7 +107,7 @@ static void detach(void *object)
 
 static struct test_device import_device;
 
-/* With a reference; NULL if there is none. */
+/* With a reference; NULL if there is no such device. */
 static struct device *importing_device(const struct peerbar_import_test_attach *attach)
 {
 	struct pci_dev *pdev;
@@ -118,7 +118,7 @@ static struct device *importing_device(const struct peerbar_import_test_attach *
 	return pdev ? &pdev->dev : NULL;
 }
 
-/* Takes over the references if the import is in the list, which result says. */
+/* Takes over the references if the import is in the list, as reported in result. */
 static int attach_to(struct test_objects *imports, struct peerbar_import_test_attach *attach,
 		     struct dma_buf *dmabuf, struct device *dev)
 {
@@ -181,7 +181,7 @@ static int request_pin(void *object, void *argument)
 	struct import *import = object;
 	struct peerbar_import_test_id *id = argument;
 
-	/* Only dynamic importers may. */
+	/* Only dynamic importers may pin. */
 	id->result = import->attachment->importer_ops ? dma_buf_pin(import->attachment) : -EINVAL;
 	if (!id->result)
 		import->pins++;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * An inode for each GPU, in whose address_space all its mappings are, whatever device node they
- * were made through. It is in a file system of our own: one of a device node's would keep the
- * node's file system from being unmounted.
+ * An inode for each GPU, whose address_space contains all mappings of the GPU, regardless of the
+ * device node. It is in a separate file system: an inode of a device node would keep the node's
+ * file system from being unmounted.
  */
 #include <linux/fs.h>
 #include <linux/mount.h>
@@ -18,8 +18,8 @@ static int init_fs_context(struct fs_context *context)
 }
 
 /*
- * Without an owner, or a GPU that is there would keep the module from being unloaded. It ends with
- * the last GPU.
+ * Without an owner, or a present GPU would keep the module from being unloaded. It ends with the
+ * last GPU.
  */
 static struct file_system_type file_system = {
 	.name = "peerbar_gpu",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * One command of a program: checked against its buffers, which it keeps, and given to the device in
- * as many parts as its memory has pieces.
+ * One command of a program: checked against its buffers, on which it holds references, and given to
+ * the device in as many parts as its memory has pieces.
  */
 #include <linux/bitops.h>
 #include <linux/dma-buf.h>
@@ -26,7 +26,7 @@ static u64 units_of(const struct peerbar_gpu_submit *request, const struct pb_op
 	return min(units, threads);
 }
 
-/* What the operation is known to need of an operand; 0 if it is not known. */
+/* Returns the bytes that the operation needs of an operand, or 0 if that is unknown. */
 static u64 bytes_needed(const struct pb_job *job, unsigned int operand, unsigned int *unit)
 {
 	const struct pb_operation *operation = job->operation;
@@ -58,7 +58,7 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 	if (!bytes)
 		return 0;
 	/*
-	 * An operand that is processed in units is split between them, so no unit may lie in two
+	 * An operand that is processed in units is split between units, so no unit may lie in two
 	 * pieces.
 	 */
 	if (unit && !(job->operation->fixed & BIT(operand)))
@@ -68,7 +68,7 @@ static int check_operand(const struct pb_job *job, unsigned int operand)
 	return pb_piece_at(buffer, at->offset, &address) < bytes ? -EOPNOTSUPP : 0;
 }
 
-/* The buffer of an operand is kept for the time of the job. */
+/* The job keeps the buffer of an operand until its end. */
 static int find_operand(struct pb_job *job, struct pb_file *file, unsigned int operand)
 {
 	const struct peerbar_gpu_operand *at = &job->request.operand[operand];
@@ -109,8 +109,8 @@ static int try_begin_all(struct pb_job *job, struct pb_buffer **locked)
 }
 
 /*
- * A revocation of a dma-buf waits, with the dma-buf's lock held, for the jobs that use it. So a job
- * waits for the lock of one only while it uses none.
+ * A revocation of a dma-buf holds the dma-buf's lock while it waits for the jobs that use it. So a
+ * job waits for the lock of a dma-buf only while it uses none.
  */
 static int begin_all(struct pb_job *job)
 {
@@ -127,8 +127,8 @@ static int begin_all(struct pb_job *job)
 }
 
 /*
- * Addresses stand where the operation has them and nowhere else: one that the device took for a
- * number would tell the program where memory lies.
+ * Addresses are allowed only where the operation has them: an address that the device took for a
+ * number would reveal the place of memory to the program.
  */
 static int check_mask(const struct pb_operation *operation, u32 mask)
 {
@@ -143,8 +143,8 @@ static int check_mask(const struct pb_operation *operation, u32 mask)
 }
 
 /*
- * Source and destination that overlap are the device's to refuse, but of a command in parts it sees
- * one part at a time, and would copy what an earlier part has written.
+ * The device refuses an overlap of source and destination, but of a split command it sees one part
+ * at a time, and would copy data that an earlier part has written.
  */
 static bool overlaps_in_parts(const struct pb_job *job)
 {
@@ -205,7 +205,7 @@ struct pb_job *pb_job_create(struct pb_file *file, const struct peerbar_gpu_subm
 	return job;
 }
 
-/* May be called where a dma_resv must not be taken, so buffers go later. */
+/* May be called while a dma_resv must not be taken, so buffers are released later. */
 static void release_buffers(struct pb_job *job)
 {
 	unsigned int i;
@@ -239,8 +239,8 @@ bool pb_job_uses(const struct pb_job *job, const struct dma_buf *dmabuf)
 }
 
 /*
- * Of a job of which the device has nothing. Its buffers are let go of now, and the device does
- * nothing in its place, so that it ends in its turn, with the error.
+ * For a job without commands at the device. Its buffers are released now, and the device executes a
+ * no-op in its place, so that it ends in order, with the error.
  */
 void pb_job_cancel(struct pb_job *job, u32 error)
 {
@@ -260,8 +260,8 @@ bool pb_job_is_sent(const struct pb_job *job)
 }
 
 /*
- * How many of the units that are left the device takes at once: those that lie at consecutive
- * addresses in all operands.
+ * Returns how many of the remaining units the device takes at once: those at consecutive addresses
+ * in all operands.
  */
 static u64 units_of_part(const struct pb_job *job)
 {
@@ -298,7 +298,7 @@ static u64 operand_of_part(const struct pb_job *job, unsigned int operand)
 	return address;
 }
 
-/* Writes the next part; the caller adds fence and flags. Returns how many units it is of. */
+/* Writes the next part; the caller adds fence and flags. Returns its number of units. */
 u64 pb_job_send(struct pb_job *job, struct pb_command *command)
 {
 	u64 units = units_of_part(job);
@@ -337,7 +337,7 @@ void pb_job_done(struct pb_job *job, u64 units, u64 result)
 	job->done += units;
 }
 
-/* The device has forgotten what it was given and had not done. */
+/* The device has forgotten the commands that it had not completed. */
 void pb_job_rewind(struct pb_job *job)
 {
 	job->sent = job->done;

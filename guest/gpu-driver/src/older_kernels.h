@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What kernels since 6.13 call differently; Kbuild finds out. */
+/* Names that have changed since Linux 6.13; Kbuild detects them. */
 #ifndef PEERBAR_GPU_OLDER_KERNELS_H
 #define PEERBAR_GPU_OLDER_KERNELS_H
 
@@ -29,8 +29,9 @@ static inline bool dma_buf_attach_revocable(struct dma_buf_attachment *attach)
 #endif
 
 /*
- * Whether an importer with a callback can be notified while it has pinned a dma-buf. Where all
- * dynamic importers must have a callback, those that pin have one that is not to be called then.
+ * Returns true if an importer with a callback can be notified while it has pinned a dma-buf. On
+ * kernels that require a callback of all dynamic importers, those that pin have one that must not
+ * be called while they do.
  */
 static inline bool pb_pin_is_revocable(void)
 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What the driver knows of each operation, so that one whose memory is not contiguous can be done
- * in parts (devices/gpu/INTERFACE.md, Commands).
+ * The driver's knowledge of each operation, so that an operation on memory that is not contiguous
+ * can be split (devices/gpu/INTERFACE.md, Commands).
  */
 #include <linux/overflow.h>
 
 #include "gpu.h"
 
-/* Bytes of the word that is written or waited for; other sizes are the device's to refuse. */
+/* Bytes of the word that is written or waited for; the device refuses other sizes. */
 static u64 word_needed(const struct peerbar_gpu_submit *request, unsigned int operand)
 {
 	return request->operand[2].offset == 4 ? 4 : 8;
@@ -50,7 +50,7 @@ static const struct pb_operation operations[] = {
 		.nstreams = 2, .streams = { { 0, 1 }, { 1, 1 } },
 		.count = 2, .results = PB_RESULT_FIRST_DIFFERENCE,
 	}, {
-		/* Checksums of parts do not add up, so there is one part. */
+		/* Checksums of parts cannot be combined, so there is one part. */
 		.opcode = PB_OP_CRC32C,
 		.repeatable = true,
 		.nstreams = 1, .streams = { { 0, 1 } },
@@ -76,7 +76,7 @@ static const struct pb_operation operations[] = {
 		.opcode = PB_OP_LAUNCH, .kernel = PB_KERNEL_ATOMIC_ADD,
 		.fixed = BIT(0), .fixed_length = sizeof(u64),
 	}, {
-		/* A register may take every write for another one. */
+		/* A register may treat every write as a separate one. */
 		.opcode = PB_OP_WRITE_WORD,
 		.fixed = BIT(0), .fixed_needed = word_needed,
 	}, {
@@ -90,9 +90,9 @@ static const struct pb_operation operations[] = {
 };
 
 /*
- * All others have no operands that the device would take for addresses, and are given to it as they
- * are: it knows better what is wrong with them. An operation that has any must be above, or
- * programs could choose the addresses.
+ * All other operations have no operands that the device would take for addresses, and are passed to
+ * it unchanged, because it reports their errors better. An operation with address operands must be
+ * listed above, or programs could choose the addresses.
  */
 static const struct pb_operation whole = { .repeatable = true };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The PCI function: how it comes, is reset, and leaves. */
+/* The PCI function: its probe, reset and removal. */
 #include <linux/bitfield.h>
 #include <linux/idr.h>
 #include <linux/interrupt.h>
@@ -15,7 +15,8 @@
 static DEFINE_IDA(numbers);
 
 /*
- * Where buffers end whose last user must not sleep. Of the module, since it outlives all of them.
+ * Releases buffers whose last user must not sleep. It belongs to the module, because it outlives
+ * all of them.
  */
 struct workqueue_struct *pb_releases;
 
@@ -163,7 +164,7 @@ static int open_bars(struct pb_gpu *gpu)
 	return dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 }
 
-/* Shows VRAM to others: as p2pmem, or page by page. */
+/* Makes VRAM available to others: as p2pmem, or page by page. */
 static int provide(struct pb_gpu *gpu)
 {
 	int error;
@@ -186,7 +187,7 @@ static int provide(struct pb_gpu *gpu)
 
 /* ---- watching ---- */
 
-/* Waiters see it; new requests are refused. */
+/* Waiters notice it; new requests are refused. */
 static void stop_requests(struct pb_gpu *gpu)
 {
 	unsigned int i;
@@ -198,8 +199,9 @@ static void stop_requests(struct pb_gpu *gpu)
 }
 
 /*
- * Notices what no interrupt reports: a device that is gone, and an interrupt that was lost. Runs
- * while there are jobs. Without one nothing is read, as the device may be used as mere memory.
+ * Notices events without an interrupt: a device that is gone, and an interrupt that was lost. Runs
+ * while there are jobs. Without a job nothing is read, because the device may be used as mere
+ * memory.
  */
 static void watch(struct work_struct *work)
 {
@@ -266,7 +268,7 @@ static int name_gpu(struct pb_gpu *gpu)
 	return -ENOMEM;
 }
 
-/* In the order in which pb_remove takes it back. */
+/* In the order in which pb_remove releases it. */
 static int bring_up(struct pb_gpu *gpu)
 {
 	int error;
@@ -327,21 +329,21 @@ static void close_channels(struct pb_gpu *gpu)
 	}
 }
 
-/* Files, mappings and dma-bufs may outlive this; none of them reaches the device any more. */
+/* Files, mappings and dma-bufs may outlive this, but none of them reaches the device any more. */
 static void pb_remove(struct pci_dev *pdev)
 {
 	struct pb_gpu *gpu = pci_get_drvdata(pdev);
 
 	misc_deregister(&gpu->misc);
 	stop_requests(gpu);
-	/* A file that ends now waits: until it is closed, its channel reports what is done. */
+	/* A file that is closed now waits: until then, its channel reports completed commands. */
 	down_write(&gpu->alive);
 	gpu->removed = true;
 	cancel_delayed_work_sync(&gpu->watch);
 	close_channels(gpu);
 	up_write(&gpu->alive);
 	pb_clear_exit(gpu);
-	/* A channel that did not stop must not reach memory that is given back. */
+	/* A channel that did not stop must not reach released memory. */
 	pci_clear_master(pdev);
 	pb_buffers_leave(gpu);
 	free_interrupts(gpu, PB_VECTORS);
@@ -358,7 +360,7 @@ static void pb_reset_prepare(struct pci_dev *pdev)
 	unsigned int i;
 
 	down_write(&gpu->alive);
-	/* To it, a device in reset would be one that is gone. */
+	/* It would take a device in reset for one that is gone. */
 	cancel_delayed_work_sync(&gpu->watch);
 	for (i = 0; i < PB_CHANNELS; i++)
 		pb_channel_disable(&gpu->channels[i]);

@@ -4,7 +4,7 @@
 
 #include "gpu.h"
 
-/* Lists the pieces of memory that is mapped for the GPU; neighbours become one. */
+/* Lists the pieces of memory that is mapped for the GPU; adjacent ones are merged. */
 int pb_pieces_of(struct pb_buffer *buffer, struct sg_table *sgt)
 {
 	struct pb_piece *pieces, *last = NULL;
@@ -45,8 +45,7 @@ void pb_pieces_clear(struct pb_buffer *buffer)
 }
 
 /*
- * Gives the address of a byte; returns how many bytes follow from there on at consecutive
- * addresses.
+ * Sets the address of a byte; returns the number of bytes from there on at consecutive addresses.
  */
 u64 pb_piece_at(const struct pb_buffer *buffer, u64 offset, u64 *address)
 {

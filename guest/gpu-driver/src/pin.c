@@ -61,8 +61,8 @@ static struct pb_pin *make(struct pb_buffer *buffer, u64 offset, u64 length)
 }
 
 /*
- * Publishes the pin, unless the memory has just been revoked. The table comes first: the callback
- * may use it at once.
+ * Publishes the pin, unless the memory has just been revoked. The table is set first, because the
+ * callback may use it immediately.
  */
 static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin,
 		   struct peerbar_gpu_page_table **table)
@@ -70,7 +70,7 @@ static int publish(struct pb_file *file, u32 handle, struct pb_pin *pin,
 	int error = 0;
 
 	mutex_lock(&pb_pins_lock);
-	/* A buffer that is freed or revoked is marked first, and then the pins are looked for. */
+	/* A buffer that is freed or revoked is first marked, and then its pins are searched. */
 	if (READ_ONCE(pin->buffer->revoked) || xa_load(&file->buffers, handle) != pin->buffer) {
 		error = -ENODEV;
 	} else {
@@ -155,7 +155,7 @@ EXPORT_SYMBOL_GPL(peerbar_gpu_get_pages_persistent);
 
 /* ---- putting ---- */
 
-/* Takes a pin of that state and kind out of the lists; NULL if there is none. */
+/* Removes a pin of that state and kind from the lists; NULL if there is none. */
 static struct pb_pin *take(struct peerbar_gpu_page_table *table, enum pb_pin_state state,
 			   bool persistent)
 {
@@ -210,9 +210,7 @@ EXPORT_SYMBOL_GPL(peerbar_gpu_free_page_table);
 
 /* ---- revocation ---- */
 
-/*
- * The next pin of the buffer to notify, marked and with a reference; NULL if there are no more.
- */
+/* Returns the next pin of the buffer to notify, marked and with a reference, or NULL. */
 static struct pb_pin *next_to_notify(struct pb_buffer *buffer)
 {
 	struct pb_pin *pin;
@@ -232,7 +230,8 @@ static struct pb_pin *next_to_notify(struct pb_buffer *buffer)
 }
 
 /*
- * The memory is revoked: every holder with a callback is notified, and has released it on return.
+ * The memory is revoked: every holder with a callback is notified, and has released the memory on
+ * return.
  */
 void pb_pins_revoke(struct pb_buffer *buffer)
 {
@@ -240,7 +239,7 @@ void pb_pins_revoke(struct pb_buffer *buffer)
 
 	while ((pin = next_to_notify(buffer))) {
 		pin->free_callback(pin->data);
-		/* The holder may keep the table, but no longer the memory. */
+		/* The holder may keep the table, but not the memory. */
 		pin->buffer = NULL;
 		pb_buffer_put(buffer);
 		pb_pin_put(pin);

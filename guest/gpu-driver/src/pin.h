@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the two halves of the pinning contract share. */
+/* Structures that pin.c and pin_map.c share. */
 #ifndef PEERBAR_GPU_PIN_STATE_H
 #define PEERBAR_GPU_PIN_STATE_H
 
@@ -32,7 +32,7 @@ struct pb_pin {
 /* Pins, their states and their mappings. */
 extern struct mutex pb_pins_lock;
 
-/* With the lock held. A stale pointer is compared, never followed. */
+/* With the lock held. A stale pointer is only compared, never dereferenced. */
 struct pb_pin *pb_pin_find(const struct peerbar_gpu_page_table *table, enum pb_pin_state state);
 void pb_pin_put(struct pb_pin *pin);
 

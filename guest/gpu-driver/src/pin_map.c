@@ -11,7 +11,7 @@ struct pb_pin_mapping {
 	struct list_head node;
 	struct pci_dev *peer;
 	struct pb_pin *pin;	/* a reference */
-	struct dma_buf_attachment *attachment;	/* of a dma-buf that is not shared */
+	struct dma_buf_attachment *attachment;	/* of a private dma-buf */
 	struct sg_table *sgt;
 	u64 dma_addresses[];
 };
@@ -28,7 +28,7 @@ static const struct dma_buf_attach_ops attach_ops = {
 	.invalidate_mappings = taken_away,
 };
 
-/* The kernel's p2pdma decides: bus addresses, addresses for the IOMMU, or none at all. */
+/* The kernel's p2pdma chooses bus addresses or addresses for the IOMMU, or refuses. */
 static int map(struct pb_pin_mapping *mapping, struct pb_pin *pin, struct device *dev)
 {
 	struct dma_buf *dmabuf = pb_export_make(pin->buffer, PEERBAR_GPU_EXPORT_REVOCABLE);
@@ -60,7 +60,7 @@ static void unmap(struct pb_pin_mapping *mapping)
 	dma_buf_put(dmabuf);
 }
 
-/* The whole buffer is mapped; the pages of the pin lie from its offset on. */
+/* The whole buffer is mapped; the pages of the pin start at its offset. */
 static void list_addresses(struct pb_pin_mapping *mapping, const struct pb_pin *pin)
 {
 	struct scatterlist *sg;
@@ -120,7 +120,7 @@ int peerbar_gpu_dma_map_pages(struct pci_dev *peer, struct peerbar_gpu_page_tabl
 }
 EXPORT_SYMBOL_GPL(peerbar_gpu_dma_map_pages);
 
-/* Takes the mapping of a pin of that state out of the list; NULL if there is none. */
+/* Removes the mapping of a pin of that state from the list; NULL if there is none. */
 static struct pb_pin_mapping *take(struct peerbar_gpu_dma_mapping *mapping, enum pb_pin_state state)
 {
 	struct pb_pin_mapping *found;

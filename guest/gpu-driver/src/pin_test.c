@@ -15,7 +15,7 @@ static void free_table(struct held *held)
 	peerbar_gpu_free_page_table(held->table);
 }
 
-/* The memory is revoked: once this returns, nothing of ours may touch it. */
+/* The memory is revoked: once this returns, the test must not touch it any more. */
 static void memory_revoked(void *data)
 {
 	struct held *held = data;
@@ -64,7 +64,7 @@ static int unmap(struct held *held)
 	return error;
 }
 
-/* Gives back whatever is left, in whichever state. */
+/* Releases the remains, in any state. */
 static void let_go(void *object)
 {
 	struct held *held = object;
@@ -87,7 +87,7 @@ static void let_go(void *object)
 
 /* ---- requests ---- */
 
-/* The memory may have gone already, and the table with it. */
+/* The memory may already be revoked, and the table freed. */
 static int describe(struct held *held, struct peerbar_pin_test_pin *pin)
 {
 	int error = -ENODEV;
@@ -237,7 +237,7 @@ static const struct test_request requests[] = {
 	{ PEERBAR_PIN_TEST_DRAIN, request_drain },
 };
 
-/* Pins stay until the file is closed, so requests may run beside each other. */
+/* Pins stay until the file is closed, so requests may run in parallel. */
 static int serve(struct test_objects *pins, unsigned int command, void *argument)
 {
 	struct held *held;

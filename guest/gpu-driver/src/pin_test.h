@@ -14,7 +14,7 @@
 
 struct held {
 	u32 flags;
-	struct peerbar_gpu_page_table *table;	/* kept after it was freed, to ask again */
+	struct peerbar_gpu_page_table *table;	/* kept after it was freed, for another request */
 	struct peerbar_gpu_dma_mapping *mapping;
 	struct pci_dev *peer;
 	struct mutex lock;			/* state and gone, against new transfers */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Transfers between a disk and pinned pages. They hold no reference to the pages: the pin is what
+ * Transfers between a disk and pinned pages. They hold no reference to the pages: only the pin
  * keeps them.
  */
 #include <linux/bio.h>
@@ -76,7 +76,7 @@ static int check(const struct held *held, const struct peerbar_pin_test_io *io)
 	return io->offset > size || io->length > size - io->offset ? -ERANGE : 0;
 }
 
-/* With the pin locked and not gone. Takes over the reference to the disk if it succeeds. */
+/* With the pin locked and not revoked. Takes over the reference to the disk if it succeeds. */
 static int start(struct held *held, const struct peerbar_pin_test_io *io, struct file *disk)
 {
 	struct block_device *bdev = I_BDEV(disk->f_mapping->host);

@@ -38,7 +38,7 @@
 #define PB_REG_WINDOW_ENTRY	0x48
 #define PB_WINDOW_PRESENT	BIT_ULL(0)
 
-/* How many faults the device keeps. */
+/* Number of faults that the device keeps. */
 #define PB_FAULTS_KEPT		64
 
 #define PB_CHANNEL(n)		(0x1000 + 0x100 * (n))
@@ -63,15 +63,15 @@
 #define PB_VECTORS		17
 #define PB_CHANNELS		16
 
-/* What the device maps and pins in. */
+/* Unit of the device's mappings and pins. */
 #define PB_GPU_PAGE		0x10000ULL
 
-/* A register that reads so belongs to a device that is gone. */
+/* A register of a device that is gone reads as this. */
 #define PB_ALL_ONES		0xffffffffU
 
 #define PB_OPERANDS		13
 
-/* What one command may be of, in bytes. */
+/* Maximum bytes of a command. */
 #define PB_LONGEST		0x40000000ULL
 
 enum pb_opcode {

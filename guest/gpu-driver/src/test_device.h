@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The device file of a test module. Requests about objects, which belong to the open file and have
- * an id there; an argument about one object starts with its id.
+ * The device file of a test module. Its requests are about objects, which belong to the open file
+ * and have an id there. An argument about one object starts with its id.
  */
 #ifndef PEERBAR_GPU_TEST_DEVICE_H
 #define PEERBAR_GPU_TEST_DEVICE_H
@@ -18,13 +18,13 @@
 #define TEST_ARGUMENT_MAX 64
 
 struct test_objects {
-	struct mutex lock;	/* for modules that serve one request after the other */
+	struct mutex lock;	/* for modules that execute one request at a time */
 	struct xarray by_id;
 };
 
 struct test_device {
 	struct miscdevice misc;
-	/* A request that succeeds has its argument copied out; a result in it may be an error. */
+	/* The argument of a successful request is copied out; a result in it may be an error. */
 	int (*serve)(struct test_objects *objects, unsigned int command, void *argument);
 	/* Frees an object when the file is closed. */
 	void (*let_go)(void *object);

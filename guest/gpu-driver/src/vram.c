@@ -2,10 +2,10 @@
 /*
  * Buffers in VRAM.
  *
- * In static mode a buffer is made of p2pmem pages, and each page lives as long as there is a
+ * In static mode a buffer consists of p2pmem pages, and each page lives as long as there is a
  * reference to it: the buffer's, a mapping's, or that of I/O in progress. So a page that a disk
- * still writes to is not allocated again, whatever its owner does meanwhile. In window mode there
- * are no pages, and programs see the aperture as plain I/O memory.
+ * still writes to is not allocated again, regardless of its owner. In window mode there are no
+ * pages, and programs see the aperture as plain I/O memory.
  */
 #include <linux/memremap.h>
 #include <linux/pci-p2pdma.h>
@@ -23,7 +23,7 @@ static u64 vram_offset_of(struct pb_gpu *gpu, void *pages)
 }
 
 /*
- * Makes an allocation of the pool into pages that go back to it one by one, each with its last
+ * Splits an allocation of the pool into pages that return to it one by one, each with its last
  * reference.
  */
 static void make_independent(void *start, u64 size)
@@ -35,7 +35,7 @@ static void make_independent(void *start, u64 size)
 		set_page_count(virt_to_page(start + offset), 1);
 		percpu_ref_get(pool);
 	}
-	/* The one that the whole allocation had. */
+	/* The reference of the whole allocation. */
 	percpu_ref_put(pool);
 }
 
@@ -48,8 +48,8 @@ static void put_pages_from(void *start, u64 size)
 }
 
 /*
- * Pages that start at a page of the GPU. The pool knows no alignment, so the surplus is given
- * back.
+ * Allocates pages aligned to a page of the GPU. The pool knows no alignment, so the surplus is
+ * freed.
  */
 static void *alloc_pages_aligned(struct pb_gpu *gpu, u64 size)
 {
@@ -123,7 +123,7 @@ static void vram_vma_open(struct vm_area_struct *vma)
 
 static void vram_vma_close(struct vm_area_struct *vma)
 {
-	/* Later, since mmap_lock is held. */
+	/* Later, because mmap_lock is held. */
 	pb_buffer_put_later(vma->vm_private_data);
 }
 
@@ -143,7 +143,7 @@ int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma)
 	error = pb_vram_show(buffer);
 	if (error)
 		return error;
-	/* A child of fork() has no mapping until it makes one. */
+	/* A child of fork() has no mapping until it maps. */
 	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP |
 		     (buffer->vram.pages ? VM_MIXEDMAP : VM_PFNMAP | VM_IO));
 	vma->vm_page_prot = buffer->vram.pages ? pgprot_writecombine(vma->vm_page_prot) :
@@ -156,7 +156,7 @@ int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma)
 
 /* ---- the buffer ---- */
 
-/* Makes the buffer visible in the aperture, which in static mode it is. */
+/* Makes the buffer visible in the aperture. In static mode it always is. */
 int pb_vram_show(struct pb_buffer *buffer)
 {
 	struct pb_vram *vram = &buffer->vram;
@@ -177,9 +177,9 @@ u64 pb_vram_bus_address(const struct pb_buffer *buffer)
 }
 
 /*
- * From here on the window refuses accesses to the buffer's bus addresses. They stay the buffer's
- * as long as there is a mapping of it: type 1 of VFIO keeps the addresses of a mapping that has
- * been revoked, and must not reach the next owner's memory by them.
+ * From here on the window refuses accesses to the buffer's bus addresses. They are not reused as
+ * long as the buffer has a mapping: VFIO's type 1 keeps the addresses of a revoked mapping, and
+ * must not reach the next owner's memory through them.
  */
 static void hide(struct pb_buffer *buffer)
 {
@@ -187,12 +187,12 @@ static void hide(struct pb_buffer *buffer)
 
 	if (vram->pages || vram->aperture == PB_NOT_SHOWN || vram->hidden)
 		return;
-	/* First, so that no reset meanwhile restores the entries. */
+	/* First, so that no concurrent reset restores the entries. */
 	WRITE_ONCE(vram->hidden, true);
 	pb_window_clear(buffer->gpu, vram->aperture, buffer->size);
 }
 
-/* Whether peers may still access memory that was revoked. */
+/* Returns true if peers may still access memory that was revoked. */
 static bool in_use(const struct pb_buffer *buffer)
 {
 	const struct pb_vram *vram = &buffer->vram;
@@ -215,9 +215,10 @@ static void vram_revoke(struct pb_buffer *buffer)
 static void vram_drop(struct pb_buffer *buffer)
 {
 	/*
-	 * They are there only if the device is removed under them: the kernel's record of our BAR
-	 * must outlive every mapping that was made from it, persistent pins and importers that have
-	 * pinned a dma-buf are not notified, and fences of importers may be late.
+	 * There are users only if the device is removed while they are active: the kernel's record
+	 * of our BAR must outlive every mapping that was made from it, persistent pins and
+	 * importers that have pinned a dma-buf are not notified, and fences of importers may be
+	 * late.
 	 */
 	if (in_use(buffer)) {
 		pci_info(buffer->gpu->pdev, "is not removed before the last holder of its memory releases it\n");
@@ -253,8 +254,8 @@ static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
 }
 
 /*
- * A buffer of this many bytes, rounded up to whole pages of the GPU. It still holds the data of its
- * last owner.
+ * Allocates a buffer of this many bytes, rounded up to whole pages of the GPU. It still contains
+ * the data of its last owner.
  */
 struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
 {

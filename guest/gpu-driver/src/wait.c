@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Results of commands: waiting for one, notification by poll or an eventfd. */
+/* Results of commands: waits, and notification by poll or an eventfd. */
 #include <linux/jiffies.h>
 #include <linux/poll.h>
 
@@ -17,7 +17,7 @@ void pb_file_completed(struct pb_file *file, u64 result, u32 error)
 	wake_up_all(&file->wait);
 }
 
-/* Commands in progress will not end, or their end is unknown: all waiters get an error. */
+/* Commands in progress will not end, or their result is unknown: all waiters get an error. */
 void pb_file_broken(struct pb_file *file)
 {
 	WRITE_ONCE(file->broken, true);
@@ -55,7 +55,7 @@ static long timeout_of(u64 ns)
 {
 	u64 jiffies = nsecs_to_jiffies64(ns);
 
-	/* One more, since the current one has begun already; none for a mere poll. */
+	/* One more jiffy, because the current one has already begun; none for a mere poll. */
 	return ns ? min_t(u64, jiffies, MAX_SCHEDULE_TIMEOUT - 1) + 1 : 0;
 }
 
@@ -79,7 +79,7 @@ int pb_file_wait(struct pb_file *file, struct peerbar_gpu_wait *wait)
 	return left < 0 ? -EINTR : -ETIMEDOUT;
 }
 
-/* -1 takes the eventfd away. */
+/* -1 removes the eventfd. */
 int pb_file_eventfd(struct pb_file *file, int fd)
 {
 	struct eventfd_ctx *eventfd = NULL;

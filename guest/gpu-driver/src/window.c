@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Window mode: the aperture is smaller than VRAM or is to be taken away at run time, so a table in
- * the device says which page of VRAM stands behind each page of the aperture. Both are given out in
- * pages of the GPU.
+ * Window mode: the aperture is smaller than VRAM or may be revoked at run time, so a table in the
+ * device maps each page of the aperture to a page of VRAM. Both are allocated in pages of the GPU.
  */
 #include "gpu.h"
 
-/* A pool that hands out address 0 could not be distinguished from an empty one. */
+/* A pool that returns address 0 could not be distinguished from an empty one. */
 #define POOL_BASE PB_GPU_PAGE
 
 static struct gen_pool *pool_of(u64 size)
@@ -58,7 +57,7 @@ void pb_window_free_vram(struct pb_gpu *gpu, u64 offset, u64 size)
 static void write_entry(struct pb_gpu *gpu, u64 aperture, u64 entry)
 {
 	writel(aperture / PB_GPU_PAGE, gpu->regs + PB_REG_WINDOW_INDEX);
-	/* The device takes it only as a whole. */
+	/* The device accepts only a write of the whole entry. */
 	writeq(entry, gpu->regs + PB_REG_WINDOW_ENTRY);
 }
 
@@ -97,21 +96,21 @@ void pb_window_clear(struct pb_gpu *gpu, u64 aperture, u64 size)
 	mutex_unlock(&gpu->window_lock);
 }
 
-/* A range that is cleared, and that nobody has the address of. */
+/* For a range that is cleared, and whose address nobody has. */
 void pb_window_free(struct pb_gpu *gpu, u64 aperture, u64 size)
 {
 	gen_pool_free(gpu->window_pool, aperture + POOL_BASE, size);
 }
 
-/* After a reset, which empties the table. */
+/* After a reset, which clears the table. */
 void pb_window_restore(struct pb_gpu *gpu)
 {
 	struct pb_buffer *buffer;
 
 	mutex_lock(&gpu->buffers_lock);
 	/*
-	 * A buffer that is hidden or dropped meanwhile takes its entries out after this has written
-	 * them, or is not written.
+	 * A buffer that is hidden or dropped concurrently clears its entries after this has written
+	 * them, or they are not written.
 	 */
 	mutex_lock(&gpu->window_lock);
 	list_for_each_entry(buffer, &gpu->buffers, node) {
