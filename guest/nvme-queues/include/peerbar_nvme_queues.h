@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * /dev/peerbar-nvme-queues: I/O queues of an NVMe controller beside those of Linux' nvme, which
- * keeps the controller. They lie in memory that a dma-buf shows, as VRAM, and whoever has that
- * memory drives them, as a GPU. They have no interrupt.
+ * /dev/peerbar-nvme-queues: I/O queues of an NVMe controller in addition to those of Linux' nvme
+ * driver, which keeps the controller. They lie in the memory of a dma-buf, such as VRAM, and the
+ * owner of that memory drives them, such as a GPU. They have no interrupt.
  *
- * An open file has one controller. Opening it takes CAP_SYS_RAWIO: commands of such queues name
- * their data by the DMA addresses of the controller, which reach all that nvme has mapped for it,
- * and without an IOMMU all memory.
+ * An open file has one controller. Opening it requires CAP_SYS_RAWIO: commands in such queues
+ * address their data by DMA addresses of the controller, which reach everything that nvme has
+ * mapped for it, and without an IOMMU all memory.
  *
- * Closing the file revokes the doorbells, deletes the queues and lets the memory go, in this
+ * Closing the file revokes the doorbells, deletes the queues and releases the memory, in this
  * order.
  */
 #ifndef PEERBAR_NVME_QUEUES_H
@@ -18,21 +18,21 @@
 #include <linux/types.h>
 
 /*
- * Takes the controller that an open /dev/nvmeN is of. EBUSY if the file has one; EINVAL if fd is
- * something else, EOPNOTSUPP if the controller is no PCI function, ENODEV if nvme does not drive
- * it, EAGAIN while nvme resets it.
+ * Takes the controller of an open /dev/nvmeN. EBUSY if the file has one; EINVAL if fd is something
+ * else, EOPNOTSUPP if the controller is not a PCI function, ENODEV if nvme does not drive it,
+ * EAGAIN while nvme resets it.
  */
 struct peerbar_nvme_attach {
 	__s32 fd;		/* in: an open /dev/nvmeN */
 	__u32 queues;		/* out: I/O queue pairs that the controller has granted */
-	__u32 linux_queues;	/* out: of them, those of nvme */
-	__u32 entries;		/* out: the most that a queue may have */
+	__u32 linux_queues;	/* out: number of them that nvme uses */
+	__u32 entries;		/* out: the maximum of a queue */
 };
 
 /*
- * Maps a dma-buf for the controller. The exporter may revoke it: then the controller's queues of
- * this file are deleted, all of them, since the controller may be using the memory. EOPNOTSUPP if
- * it is not at consecutive addresses.
+ * Maps a dma-buf for the controller. If the exporter revokes it, all of the controller's queues of
+ * this file are deleted, since the controller may be using the memory. EOPNOTSUPP if it is not at
+ * consecutive addresses.
  */
 struct peerbar_nvme_map {
 	__s32 fd;		/* in: a dma-buf */
@@ -41,7 +41,7 @@ struct peerbar_nvme_map {
 	__u64 length;		/* out: bytes */
 };
 
-/* Unmaps it: at once, or with the last queues of the file, whose commands may use it. */
+/* Unmaps it: immediately, or with the last queues of the file, whose commands may use it. */
 struct peerbar_nvme_unmap {
 	__u32 id;
 	__u32 pad;
@@ -49,8 +49,8 @@ struct peerbar_nvme_unmap {
 
 /*
  * Creates a pair of queues. Both start at pages of 4 KiB. ENOSPC if the controller has granted no
- * more queues than nvme has: it must grant more than it is asked for. EAGAIN if nvme has reset the
- * controller meanwhile. ENODEV if the memory was revoked.
+ * more queues than nvme has: it must grant more than nvme requests. EAGAIN if nvme has reset the
+ * controller in the meantime. ENODEV if the memory was revoked.
  */
 struct peerbar_nvme_create {
 	__u32 memory;		/* in: id of a mapped dma-buf */
@@ -65,18 +65,18 @@ struct peerbar_nvme_create {
 
 enum peerbar_nvme_state {
 	PEERBAR_NVME_LIVE = 0,
-	PEERBAR_NVME_RESET = 1,		/* nvme has reset the controller: it has no such queues */
+	PEERBAR_NVME_RESET = 1,		/* nvme has reset the controller: the queues are gone */
 	PEERBAR_NVME_REVOKED = 2,	/* memory was revoked, and the queues deleted */
 	PEERBAR_NVME_REMOVED = 3,	/* nvme has left the controller */
 };
 
-/* Deletes a pair, whatever its state. */
+/* Deletes a pair in any state. */
 struct peerbar_nvme_delete {
 	__u32 queue;
 	__u32 pad;
 };
 
-/* Asks the controller whether it has the queues. EIO if it does not answer. */
+/* Asks the controller if it has the queues. EIO if it does not answer. */
 struct peerbar_nvme_query {
 	__u32 queue;		/* in */
 	__u32 state;		/* out: enum peerbar_nvme_state */
@@ -84,8 +84,8 @@ struct peerbar_nvme_query {
 
 /*
  * Makes a dma-buf of the page or pages with the doorbells, for dynamic importers that can be
- * notified. It has all doorbells of the controller, nvme's too. It is revoked when the file is
- * closed, and when nvme gives the controller up.
+ * notified. It contains all doorbells of the controller, including nvme's. It is revoked when the
+ * file is closed, and when nvme leaves the controller.
  */
 struct peerbar_nvme_doorbells {
 	__s32 fd;		/* out */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Which controller a file has, from the attach until nvme leaves it or the file is closed. */
+/* The controller of a file, from the attach until nvme leaves it or the file is closed. */
 #include <linux/file.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/slab.h>
@@ -11,10 +11,7 @@
 static LIST_HEAD(nq_disks);
 static DEFINE_MUTEX(nq_disks_lock);
 
-/*
- * -EAGAIN while nvme resets it. The same function may have a later controller; then this one is
- * dead.
- */
+/* -EAGAIN while nvme resets it. If the function has a later controller, this one is dead. */
 int nq_state_error(struct nvme_ctrl *ctrl)
 {
 	switch (nvme_ctrl_state(ctrl)) {
@@ -29,7 +26,7 @@ int nq_state_error(struct nvme_ctrl *ctrl)
 	}
 }
 
-/* With the device's lock: nvme does not leave it meanwhile. */
+/* With the device's lock, so that nvme does not leave it concurrently. */
 static int take(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
 {
 	struct pci_dev *pdev = to_pci_dev(ctrl->dev);
@@ -77,7 +74,7 @@ static int attach_to(struct nq_disk *disk, struct file *file)
 
 	if (!ctrl)
 		return -EINVAL;
-	/* That of a fabric is another kind of device. */
+	/* The device of a fabrics controller is of another kind. */
 	if (!dev_is_pci(ctrl->dev))
 		return -EOPNOTSUPP;
 	return take_locked(disk, file, ctrl);
@@ -100,7 +97,7 @@ int nq_attach(struct nq_disk *disk, struct peerbar_nvme_attach *attach)
 	return 0;
 }
 
-/* With nq_disk.lock. Whoever rings is stopped first, and memory goes last. */
+/* With nq_disk.lock. Writers of the doorbells are stopped first, and memory is released last. */
 static void end(struct nq_disk *disk)
 {
 	nq_doorbells_revoke(disk);
@@ -156,7 +153,7 @@ void nq_detach(struct nq_disk *disk)
 	kref_put(&disk->refs, free_disk);
 }
 
-/* One that still has this controller, with a reference. */
+/* Returns a file's disk that still has this controller, with a reference. */
 static struct nq_disk *disk_of(const struct device *dev)
 {
 	struct nq_disk *found = NULL;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The module's structures, and what its files offer each other.
+ * The module's structures, and the functions that its files share.
  *
  * Locks, outer before inner:
  *   device_lock of the controller > nq_disk.lock > nq_disks_lock
  *   device_lock of the controller > nq_disk.lock > nq_pairs_lock
  *   device_lock of the controller > nq_disk.lock > dma_resv > nq_pairs.lock
- * where dma_resv is that of a mapped dma-buf, or of the doorbells. Nothing is waited for with
- * nq_disks_lock, since the unbind of every PCI device takes it, nor with nq_pairs_lock. With the
- * lock of a controller's pairs, admin commands of that controller are waited for.
+ * where dma_resv is that of a mapped dma-buf, or of the doorbells. The holder of nq_disks_lock,
+ * which the unbind of every PCI device takes, never waits, nor does the holder of nq_pairs_lock.
+ * The holder of the lock of a controller's pairs waits for admin commands of that controller.
  */
 #ifndef PEERBAR_NVME_QUEUES_DISK_H
 #define PEERBAR_NVME_QUEUES_DISK_H
@@ -29,15 +29,15 @@ struct nq_pairs;
 /* An open file. */
 struct nq_disk {
 	struct kref refs;		/* the file's, and that of an unbind in progress */
-	struct mutex lock;		/* all below but what says otherwise */
+	struct mutex lock;		/* everything below, unless noted otherwise */
 	struct file *file;		/* of /dev/nvmeN, keeps ctrl; NULL before the attach */
 	struct nvme_ctrl *ctrl;
 	struct pci_dev *pdev;
-	struct nq_pairs *pairs;		/* of all files that have ctrl */
+	struct nq_pairs *pairs;		/* of all files with ctrl */
 	u32 granted;			/* I/O queue pairs */
-	bool removed;			/* nvme has given it up, or the file is closed */
+	bool removed;			/* nvme has left it, or the file is closed */
 	struct xarray memories;
-	struct nq_doorbells *doorbells;	/* NULL before they are asked for */
+	struct nq_doorbells *doorbells;	/* NULL until requested */
 	struct list_head node;		/* in nq_disks, under nq_disks_lock */
 };
 
@@ -47,7 +47,7 @@ struct nq_memory {
 	struct dma_buf *dmabuf;
 	struct dma_buf_attachment *attachment;
 	struct sg_table *sgt;		/* under the dma_resv; NULL once it is revoked */
-	bool unwanted;			/* goes with the last pair of the file */
+	bool unwanted;			/* is released with the last pair of the file */
 };
 
 /* attach.c */

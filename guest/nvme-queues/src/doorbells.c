@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The controller's doorbells as a dma-buf, so that another device can write them. They are nvme's
- * BAR: it must have let all importers go before nvme leaves the controller.
+ * The controller's doorbells as a dma-buf, so that another device can write them. They are in
+ * nvme's BAR: all importers must have released it before nvme leaves the controller.
  */
 #include <linux/dma-buf-mapping.h>
 #include <linux/dma-resv.h>
@@ -152,7 +152,7 @@ int nq_doorbells_export(struct nq_disk *disk)
 	return fd;
 }
 
-/* Nobody rings them any more once this returns. */
+/* Nobody writes them any more once this returns. */
 void nq_doorbells_revoke(struct nq_disk *disk)
 {
 	struct nq_doorbells *doorbells = disk->doorbells;

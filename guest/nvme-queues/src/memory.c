@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-/* dma-bufs that the controller reaches: its queues are in one, the data of commands in others. */
+/* dma-bufs that the controller reaches: one contains its queues, others the data of commands. */
 #include <linux/dma-resv.h>
 #include <linux/slab.h>
 
 #include "disk.h"
 
-/* How long fences of an exporter are waited for, in jiffies. */
+/* Time limit for fences of an exporter, in jiffies. */
 #define FENCE_TIMEOUT (5 * HZ)
 
 /* With the dma_resv held. */
@@ -18,8 +18,8 @@ static void unmap(struct nq_memory *memory)
 }
 
 /*
- * With the dma_resv held. Commands in progress may use this memory, whatever queue they came by,
- * and nobody here knows of them. Deleting the queues ends them.
+ * With the dma_resv held. Commands in progress may use this memory, regardless of their queue, and
+ * this module does not know them. Deleting the queues ends them.
  */
 static void taken_away(struct dma_buf_attachment *attachment)
 {
@@ -50,7 +50,7 @@ static bool is_contiguous(struct sg_table *sgt)
 	return true;
 }
 
-/* An exporter that moves or clears the memory has a fence for it. */
+/* An exporter that moves or clears the memory sets a fence on it. */
 static int wait_for_exporter(struct nq_memory *memory)
 {
 	long left = dma_resv_wait_timeout(memory->dmabuf->resv, DMA_RESV_USAGE_KERNEL, true,
@@ -153,7 +153,7 @@ int nq_memory_unmap(struct nq_disk *disk, u32 id)
 	return 0;
 }
 
-/* Commands in progress may use any of it as long as there are pairs. */
+/* Commands in progress may use all of it as long as there are pairs. */
 void nq_memories_clear(struct nq_disk *disk)
 {
 	struct nq_memory *memory;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Pairs of queues, made and deleted by admin commands through nvme's own admin queue (NVMe Base
+ * Pairs of queues, created and deleted by admin commands through nvme's own admin queue (NVMe Base
  * 2.0, 5.4 to 5.7).
  *
- * nvme numbers its queues from 1 and takes no more than it has asked for. So these are numbered
- * from the last one down that the controller has granted.
+ * nvme numbers its queues from 1 and uses no more than it has requested. So these are numbered
+ * downwards from the last one that the controller has granted.
  */
 #include <linux/dma-resv.h>
 #include <linux/slab.h>
@@ -25,9 +25,9 @@ struct pair {
 };
 
 /*
- * The pairs of all files that have one controller, so that no two have one number. Commands that
- * make or delete them come one after the other: a delete must not meet a pair that another file has
- * made since. A controller that does not answer holds up no other.
+ * The pairs of all files with one controller, so that no two have the same number. Commands that
+ * create or delete them are serialized, so that a delete never hits a pair that another file has
+ * created since. A controller that does not answer blocks no other.
  */
 struct nq_pairs {
 	struct kref refs;		/* those of the files */
@@ -82,7 +82,7 @@ struct nq_pairs *nq_pairs_of(struct nvme_ctrl *ctrl)
 	return pairs;
 }
 
-/* With nq_pairs_lock, which it gives up. */
+/* With nq_pairs_lock, which it releases. */
 static void free_pairs(struct kref *refs)
 {
 	struct nq_pairs *pairs = container_of(refs, struct nq_pairs, refs);
@@ -109,12 +109,12 @@ static int submit(struct nvme_ctrl *ctrl, struct nvme_command *command)
 }
 
 /*
- * If the last command of a batch is refused, Linux 7.3 rings no doorbell for those before it, as
- * nvme_fail_nonready_command() says that it is done. They may be nvme's own, of a reset, which
- * would give the controller up after a minute. As blk-mq does it, only while the queue is not
- * quiesced: after that the old entries are not of this controller any more. Nor if nvme has given
- * the controller up, and has the queue run to have commands fail. nvme does not leave the
- * controller meanwhile, since that takes nq_disk.lock.
+ * If the last command of a batch is refused, Linux 7.3 rings no doorbell for the commands before
+ * it, because nvme_fail_nonready_command() reports it as handled. They may be nvme's own, of a
+ * reset, and nvme would give up the controller after a minute. As in blk-mq, only while the queue
+ * is not quiesced: after that the old entries do not belong to this controller any more. Nor if
+ * nvme has given up the controller, and runs the queue to make commands fail. nvme does not leave
+ * the controller concurrently, because that requires nq_disk.lock.
  */
 static void ring_for_others(struct nvme_ctrl *ctrl)
 {
@@ -134,8 +134,8 @@ static void ring_for_others(struct nvme_ctrl *ctrl)
 
 /*
  * As submit(), but nvme refuses the command unless the controller is live. During a reset it would
- * come before nvme's own Set Features, Number of Queues, which fails once there are queues: nvme
- * would go on without any, and drop the namespaces.
+ * precede nvme's own Set Features, Number of Queues, which fails once there are queues: nvme would
+ * continue without any, and drop the namespaces.
  */
 static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 {
@@ -159,7 +159,7 @@ static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 		ring_for_others(ctrl);
 		return nq_state_error(ctrl) ?: -EAGAIN;
 	case -EIO:
-		/* nvme has closed the queue, as for a reset. */
+		/* nvme has closed the queue, for example for a reset. */
 		ring_for_others(ctrl);
 		return nq_state_error(ctrl) ?: -EIO;
 	case -EINTR:
@@ -170,7 +170,7 @@ static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 	}
 }
 
-/* PRP 1 stays as it is, since the command has no data. */
+/* PRP 1 remains unchanged, because the command has no data. */
 static int create_completion(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32 entries)
 {
 	struct nvme_command command = {
@@ -216,7 +216,10 @@ u32 nq_linux_queues(const struct nvme_ctrl *ctrl)
 	return max(READ_ONCE(ctrl->queue_count), 1U) - 1;
 }
 
-/* Deletes it; whether the controller has no such queue now. One without was reset. */
+/*
+ * Deletes it; returns true if the controller now has no such queue. A controller without it was
+ * reset.
+ */
 static bool is_deleted(struct nvme_ctrl *ctrl, u8 opcode, u32 queue)
 {
 	int status = delete_queue(ctrl, opcode, queue);
@@ -225,17 +228,19 @@ static bool is_deleted(struct nvme_ctrl *ctrl, u8 opcode, u32 queue)
 }
 
 /*
- * Once this returns the controller does not use the pair. A controller that refuses is reset; if
- * that fails nvme has disabled it.
+ * Once this returns, the controller does not use the pair. A controller that refuses is reset; if
+ * that fails, nvme has disabled it.
  */
 static void delete_pair(struct nq_disk *disk, u32 queue)
 {
 	struct nvme_ctrl *ctrl = disk->ctrl;
 
-	/* After a reset nvme may have more queues than before. */
+	/* After a reset, nvme may have more queues than before. */
 	if (queue <= nq_linux_queues(ctrl))
 		return;
-	/* One that is not there does no DMA, and would not answer before nvme's time-out. */
+	/*
+	 * A controller that is not there does no DMA, and would not answer before nvme's time-out.
+	 */
 	if (!pci_device_is_present(disk->pdev))
 		return;
 	if (is_deleted(ctrl, nvme_admin_delete_sq, queue) &&
@@ -247,8 +252,8 @@ static void delete_pair(struct nq_disk *disk, u32 queue)
 }
 
 /*
- * Deleting a completion queue that has a submission queue is refused, and a queue that is not
- * there has another status. So this changes nothing.
+ * Deleting a completion queue with a submission queue is refused, and for a missing queue the
+ * status is another one. So this changes nothing.
  */
 static int state_of(struct nq_disk *disk, u32 queue)
 {
@@ -318,7 +323,7 @@ static int create_both(struct nq_disk *disk, u32 queue, u64 address,
 	if (!status)
 		return 0;
 	delete_pair(disk, queue);
-	/* The completion queue has gone: a reset came in between. */
+	/* The completion queue is gone: a reset came in between. */
 	return status == NVME_SC_CQ_INVALID ? -EAGAIN : refused(disk, queue, "submission", status);
 }
 
@@ -382,7 +387,7 @@ int nq_create(struct nq_disk *disk, struct peerbar_nvme_create *create)
 
 	if (!memory || memory->unwanted)
 		return -ENOENT;
-	/* It is not revoked meanwhile. */
+	/* It is not revoked concurrently. */
 	dma_resv_lock(memory->dmabuf->resv, NULL);
 	error = create_in(memory, create);
 	dma_resv_unlock(memory->dmabuf->resv);
@@ -437,7 +442,10 @@ bool nq_has_pairs(struct nq_disk *disk)
 	return has;
 }
 
-/* Deletes all that the controller may have, and notes why. Also with a dma_resv held. */
+/*
+ * Deletes all pairs that the controller may have, and records the reason. Also with a dma_resv
+ * held.
+ */
 void nq_pairs_end(struct nq_disk *disk, enum peerbar_nvme_state state)
 {
 	struct pair *pair;
