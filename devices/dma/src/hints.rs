@@ -7,8 +7,8 @@ use rustix::mm::{Advice, madvise};
 #[expect(unsafe_code)]
 pub(crate) fn line(address: *const u8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: the instruction returns no value and never faults, whatever the address. Every x86-64
-    // processor supports it.
+    // SAFETY: the instruction returns no value and never faults, regardless of the address. Every
+    // x86-64 processor supports it.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
 }
 
@@ -19,7 +19,8 @@ pub(crate) fn line(_address: *const u8) {}
 /// Asks the kernel to back the `len` bytes at `start` by huge pages.
 #[expect(unsafe_code)]
 pub(crate) fn huge_pages(start: *mut u8, len: usize) -> rustix::io::Result<()> {
-    // SAFETY: the advice changes the size of pages and none of their bytes, whatever is mapped there.
+    // SAFETY: the advice changes the size of pages and none of their bytes, regardless of what is
+    // mapped there.
     unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) }
 }
 

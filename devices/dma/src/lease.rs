@@ -1,5 +1,5 @@
-//! Leases, by which the owner of memory ends its peers' use of a window, whatever they and the
-//! switch are doing.
+//! Leases, by which the owner of memory ends its peers' use of a window, regardless of their and
+//! the switch's state.
 //!
 //! The owner has a word for each BAR in memory that is read-only for peers. A window is lent
 //! together with the value of its word. The owner changes the word when it closes the window. A

@@ -233,7 +233,7 @@ impl LentMapping {
         Ok(())
     }
 
-    /// Keeps bytes of a detached mapping as they are now, whatever happens to the file: the kernel
+    /// Keeps bytes of a detached mapping as they are now, even if the file changes: the kernel
     /// copies a page that is written.
     pub(crate) fn keep(&self, offset: u64, len: usize) -> io::Result<()> {
         let (start, mapped) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));

@@ -12,8 +12,8 @@
 //!    port above the function may forbid it ([`PeerRouting`]);
 //! 5. with a cached ATS translation: guest RAM or a peer, as translated;
 //! 6. a mapping that does not allow the request: presented to the client with a few bytes, so that
-//!    the guest's own IOMMU driver sees and logs a fault, and failed whatever the client answers,
-//!    since the client swallows writes to read-only memory;
+//!    the guest's own IOMMU driver sees and logs a fault. The request fails regardless of the
+//!    client's answer, since the client swallows writes to read-only memory;
 //! 7. a mapping whose memory the client has lent: straight into guest RAM;
 //! 8. a mapping without memory, or no mapping at all: the client is asked, for the same reason.
 //!

@@ -2,9 +2,9 @@
 //!
 //! A link carries data in both directions at once. Each direction has a meter: the time at which
 //! all reserved bytes will be through. The meters lie in shared memory, so that all transfers on
-//! the link share it, in whatever process: the function's own DMA, and that of its peers to and
-//! from its memory. A transfer reserves one slice at a time and waits for it before the next, so
-//! that concurrent transfers get equal shares.
+//! the link share it, in any process: the function's own DMA, and that of its peers to and from its
+//! memory. A transfer reserves one slice at a time and waits for it before the next, so that
+//! concurrent transfers get equal shares.
 //!
 //! A peer may scribble on the meters. It delays others by at most [`LONGEST_QUEUE`] for each slice,
 //! and a request by at most the time that `requester/transfer.rs` lets it wait for links.
@@ -26,7 +26,7 @@ pub(crate) const METERS: u64 = 16;
 /// Limit of the size of a peer's file that holds them.
 pub(crate) const LONGEST_METERS: u64 = 4096;
 
-/// Limit of the time that a slice waits for others, in nanoseconds, whatever the meter says.
+/// Limit of the time that a slice waits for others, in nanoseconds, regardless of the meter.
 const LONGEST_QUEUE: u64 = 1_000_000_000;
 
 /// Duration of a slice, in nanoseconds, unless the slice would be smaller than [`SMALLEST_SLICE`].

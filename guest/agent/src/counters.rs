@@ -160,8 +160,7 @@ impl Traffic {
         })
     }
 
-    /// Returns the bytes that all counted devices have moved through the root, for whatever
-    /// purpose.
+    /// Returns the bytes that all counted devices have moved through the root, for any purpose.
     pub(crate) fn upstream_bytes(&self) -> u64 {
         self.sum(|of, kind| self.counts(of) && kind.route == Route::Upstream)
     }

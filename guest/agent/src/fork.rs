@@ -14,7 +14,7 @@ use rustix::process::WaitOptions;
 /// This process must have no other thread. If the child ends, PID 1 ends too, and the kernel
 /// panics.
 pub(crate) fn leave_pid_1() -> anyhow::Result<()> {
-    // SAFETY: there is no other thread, so the child may do whatever this process may.
+    // SAFETY: there is no other thread, so the child may do everything that this process may.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()).context("cannot fork"),
         0 => Ok(()),

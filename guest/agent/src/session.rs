@@ -276,7 +276,7 @@ fn judge(
 }
 
 /// Reports one check. If the kernel complained unexpectedly during the check, it has failed,
-/// whatever its own outcome.
+/// regardless of its own outcome.
 fn report_check(
     check: &Check,
     outcome: anyhow::Result<CheckOutcome>,

@@ -17,7 +17,7 @@ use crate::uapi;
 /// let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
 /// register_memory(dma_buf, buffer.size());
 ///
-/// // It keeps the memory until it deregisters it, whatever becomes of the buffer and of this process.
+/// // It keeps the memory until it deregisters it, regardless of the buffer and of this process.
 /// assert!(buffer.revoke().is_err());
 /// buffer.free()?;
 /// # Ok(())

@@ -205,8 +205,8 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.control().map(Check::$kind),)* }
             }
 
-            /// Returns the index of its [control](Self::control) among `checks`, whatever the time
-            /// limits of both.
+            /// Returns the index of its [control](Self::control) among `checks`, regardless of the
+            /// time limits of both.
             pub fn control_among(&self, checks: &[Self]) -> Option<usize> {
                 let control = self.control()?.without_limit();
                 checks.iter().position(|check| check.without_limit() == control)

@@ -149,7 +149,7 @@ impl<'a> Fixture<'a> {
     }
 
     /// Checks that possible transfers are peer to peer, and that each impossible one has its own
-    /// error, whatever the others are. Returns the number of bytes moved.
+    /// error, regardless of the others. Returns the number of bytes moved.
     fn aligned(
         &self,
         carry: fn(&[Request]) -> anyhow::Result<Vec<Ended>>,

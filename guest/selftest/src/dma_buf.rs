@@ -18,8 +18,8 @@ use crate::{Test, udmabuf};
 const WAITS: usize = 20;
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Time limit of that reset: the GPU's driver gives commands 10 s, whatever their limits. The rest
-/// is for a slow host.
+/// Time limit of that reset: the GPU's driver gives commands 10 s, regardless of their limits. The
+/// rest is for a slow host.
 const RESET_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {

@@ -14,8 +14,7 @@ use anyhow::{Context, bail};
 /// The child has only this thread: `work` must take no lock and allocate no memory, so it makes
 /// only loads, stores and system calls.
 pub(crate) fn in_child(work: impl FnOnce() -> u8) -> anyhow::Result<ExitStatus> {
-    // SAFETY: the child only runs `work`, which is as the documentation demands, and leaves at
-    // once.
+    // SAFETY: the child only runs `work`, which satisfies the documentation, and leaves at once.
     let child = unsafe { libc::fork() };
     match child {
         -1 => Err(io::Error::last_os_error()).context("cannot fork"),

@@ -330,8 +330,9 @@ impl QueuePair {
         let functions = self.domain.context().functions();
         // SAFETY: the queue pair was created with operations for the send queue, so it has the extended form.
         let qp = unsafe { (functions.qp_to_qp_ex)(self.qp.as_ptr()) };
-        // SAFETY: the extended queue pair lives as long as the queue pair. The calls between start and complete are those of one
-        // request, in the order that the library demands, with numbers and an address handle that exists.
+        // SAFETY: the extended queue pair lives as long as the queue pair. The calls between start
+        // and complete are those of one request, in the order that the library requires, with
+        // numbers and an address handle that exists.
         let status = unsafe {
             ((*qp).wr_start)(qp);
             (*qp).wr_id = id;

@@ -49,7 +49,7 @@ pub fn in_folder(folder: &Path) -> Vec<ScenarioFile> {
     files
 }
 
-/// Returns the file that `path` names. A bare name that no file has stands for a shipped scenario,
+/// Returns the file that `path` names. A bare name that is not a file's means a shipped scenario,
 /// also where a folder has that name.
 pub(super) fn resolve(path: &Path) -> PathBuf {
     let is_bare = path.components().count() == 1 && path.extension().is_none();

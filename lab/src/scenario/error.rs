@@ -16,7 +16,7 @@ use crate::exit::Failure;
 /// A scenario that cannot be run.
 #[derive(Debug, Error)]
 pub enum ScenarioError {
-    /// There is no such file, nor a shipped scenario with that name.
+    /// There is neither such a file nor a shipped scenario of that name.
     #[error("there is no scenario {}: {way_out}", path.display())]
     Missing {
         /// The file.

@@ -146,7 +146,7 @@ impl<'i, 'p> Reviewed<'i, 'p> {
             return true;
         }
         let Some(table) = &place.table else {
-            // A name that is right stands for the file as a whole.
+            // A valid name represents the file as a whole.
             return place.is_name && place.has_fitting_name() && !self.removed.is_empty();
         };
         let is_whole = place.is_whole();
@@ -187,7 +187,7 @@ impl<'i, 'p> Reviewed<'i, 'p> {
         let is_new = self.corrected.insert(place.span.start);
         let edit = match (&problem.meant, &place.table) {
             (Some(meant), _) if is_new => Edit::Rename(meant.clone()),
-            // The name of the scenario stands for the file as a whole.
+            // The name of the scenario represents the file as a whole.
             (_, None) if place.is_name && is_new => Edit::Rename(ANY_NAME.to_owned()),
             (_, None) if place.is_name => return false,
             _ => Edit::Remove,
@@ -417,7 +417,7 @@ fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> 
     Some(error.into())
 }
 
-/// Returns the program of a check that no `build` makes and that is none of peerbar's.
+/// Returns the program of a check that no `build` makes and that is not one of peerbar's.
 fn missing_program(check: &DeValue<'_>, folder: &Path) -> Option<Problem> {
     let text = |key: &str| check.get(key).and_then(|value| value.get_ref().as_str());
     let path = check.get("path")?;
@@ -513,7 +513,7 @@ impl Place {
         })
     }
 
-    /// Returns `true` if it stands for its table as a whole.
+    /// Returns `true` if it represents its table as a whole.
     fn is_whole(&self) -> bool {
         let is_table = |table: &Table| table.span == self.span;
         self.is_name || self.table.as_ref().is_some_and(is_table)

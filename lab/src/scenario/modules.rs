@@ -21,8 +21,8 @@ const WITHOUT_REMAPPING: [(&str, &str); 2] = [
 ];
 
 /// Checks the tables. Folders are relative to `folder`. The modules in `needed` are always
-/// included; a table with such a name only sets its parameters. Placeholders in parameters stand
-/// for parts of `inventory`.
+/// included; a table with such a name only sets its parameters. Placeholders in parameters are
+/// replaced by parts of `inventory`.
 pub(super) fn modules(
     tables: Vec<Spanned<ModuleTable>>,
     needed: Vec<&str>,

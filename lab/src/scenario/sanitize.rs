@@ -22,7 +22,7 @@ enum Value {
     Kinds(Vec<String>),
 }
 
-/// Reads the value of the key; `false` stands for no sanitizer.
+/// Reads the value of the key; `false` means no sanitizer.
 pub(super) fn read<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Spanned<Sanitize>>, D::Error> {

@@ -64,7 +64,7 @@ impl ObservedGuest {
     }
 
     /// Returns the properties of its processor and kernel for the rule, where `translates` is set
-    /// for a client behind a translating IOMMU; `None` if the kernel's release is no number.
+    /// for a client behind a translating IOMMU; `None` if the kernel's release is not a number.
     pub(crate) fn platform(&self, translates: bool) -> Option<Platform> {
         Some(Platform {
             cpu: Cpu {

@@ -124,8 +124,8 @@ impl Rule {
 
 impl Rule {
     /// Returns VFIO's rule, which does not depend on the kernel's peer-to-peer rule. A device
-    /// without an IOMMU is rejected, and an I/O address that is no bus address goes up to the IOMMU
-    /// from any position.
+    /// without an IOMMU is rejected, and an I/O address that is not a bus address goes up to the
+    /// IOMMU from any position.
     fn of_vfio(iommu: Iommu, pair: Pair) -> Self {
         let (way, mapping, why) = match iommu.is_present() {
             true => (

@@ -48,7 +48,7 @@ pub(super) struct KernelTrace {
     pub(super) events: Vec<TimedKernelEvent>,
     /// Lines of the agent: clocks, names, missing parts.
     pub(super) notes: Vec<TraceLine>,
-    /// Number of lines that are none of these.
+    /// Number of other lines.
     pub(super) unreadable: usize,
     /// Events that the kernel had no room for.
     pub(super) lost: u64,

@@ -40,7 +40,7 @@ impl Requester {
             };
             return self.ledger.account(tag, segment, &refused);
         }
-        // Earlier copies become visible first, whatever the route of this write.
+        // Earlier copies become visible first, regardless of the route of this write.
         fence(Ordering::SeqCst);
         self.write(tag, address, bytes.get(..len).unwrap_or_default())
     }

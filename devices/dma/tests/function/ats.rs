@@ -1,6 +1,6 @@
 //! Address translation services. A function that keeps translations behaves like one that keeps
-//! none, whatever the guest maps and unmaps at the same time; only a port that redirects lets its
-//! translated requests pass.
+//! none, regardless of what the guest maps and unmaps at the same time; only a port that redirects
+//! lets its translated requests pass.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -2,7 +2,7 @@
 //!
 //! A doorbell counts only for the UAR of its queue, so no process can ring another one's. The
 //! newest value of each queue is kept, and for a completion queue also the fact that it was armed,
-//! whatever was written later. Nothing here waits for the worker.
+//! regardless of later writes. Nothing here waits for the worker.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

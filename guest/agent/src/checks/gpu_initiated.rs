@@ -102,7 +102,7 @@ impl Run for GpuInitiated {
     }
 }
 
-/// A channel of a GPU that drives a pair of queues of a disk, whatever the GPU's driver.
+/// A channel of a GPU that drives a pair of queues of a disk, regardless of the GPU's driver.
 trait Initiator {
     /// Limit of the launches that are waited for together.
     const LAUNCHES: u16;

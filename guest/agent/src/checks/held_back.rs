@@ -1,5 +1,5 @@
-//! Reads of a GPU that a disk holds back by its rules, so that they are in progress whatever the
-//! speed of the host, and the effects that they must not have once the disk has lost them.
+//! Reads of a GPU that a disk holds back by its rules, so that they are in progress regardless of
+//! the host's speed, and the effects that they must not have once the disk has lost them.
 
 use std::fmt;
 use std::time::Duration;

@@ -119,7 +119,7 @@ impl<'a> TakenDevices<'a> {
         }
     }
 
-    /// Gives both back, whatever the `outcome` of the work with them.
+    /// Gives both back, regardless of the `outcome` of the work with them.
     pub(super) fn give_back<T>(
         self,
         guest: &GuestContext,

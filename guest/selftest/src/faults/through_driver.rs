@@ -165,8 +165,8 @@ fn refused(handle: u32) -> Vec<(String, Submit, Errno)> {
     unaddressed.chain(others).collect()
 }
 
-/// Makes a command with a pair of queues for whose first entries only the buffer has room, whatever
-/// length the program states.
+/// Makes a command with a pair of queues for whose first entries only the buffer has room,
+/// regardless of the length that the program states.
 fn longer_queues(handle: u32) -> Submit {
     const ENTRIES: u64 = BYTES / 64 + 1;
     let at = address(handle, 0);
