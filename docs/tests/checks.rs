@@ -1,4 +1,4 @@
-//! The book's reference of checks is what the code describes. `UPDATE_BOOK=1` writes it.
+//! Compares the book's reference of checks with the code. `UPDATE_BOOK=1` writes it.
 
 use std::path::Path;
 use std::{env, fs};

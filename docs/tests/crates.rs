@@ -1,6 +1,7 @@
-//! ARCHITECTURE.md's table of crates has the crates of the workspace, and what each depends on.
+//! ARCHITECTURE.md's table of crates lists the crates of the workspace, and the dependencies of
+//! each.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not functions that they call.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -21,7 +22,8 @@ fn manifest(folder: &str) -> Table {
     text.parse().unwrap()
 }
 
-/// The folders of the workspace's crates, and the names of the project's crates that each depends on, without their prefix.
+/// Returns the folders of the workspace's crates, and the project's crates on which each depends,
+/// without their prefix.
 fn built() -> BTreeMap<String, Vec<String>> {
     let workspace = manifest("");
     let members = workspace.get("workspace").unwrap().get("members").unwrap();
@@ -41,7 +43,7 @@ fn built() -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// What the table says of them.
+/// Returns the rows of the table.
 fn documented() -> BTreeMap<String, Vec<String>> {
     let text = fs::read_to_string(project().join("ARCHITECTURE.md")).unwrap();
     let (_, table) = text
@@ -78,7 +80,7 @@ fn table_of_crates_has_what_manifests_have() {
     }
 }
 
-/// The first two numbers of a version as `1.85` or `1.85.0`.
+/// Returns the first two numbers of a version such as `1.85` or `1.85.0`.
 fn release(version: &str) -> (u64, u64) {
     let mut numbers = version.split('.').map(|number| number.parse().unwrap());
     (numbers.next().unwrap(), numbers.next().unwrap_or(0))
@@ -102,7 +104,7 @@ fn dependencies_build_with_the_workspace_s_rust() {
         String::from_utf8_lossy(&output.stderr)
     );
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    // Packages of other platforms are in `packages`, too, but nothing here is built with them.
+    // `packages` also contains packages for other platforms, but nothing here is built with them.
     let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
     let is_built = |package: &&Value| nodes.iter().any(|node| node["id"] == package["id"]);
     let packages = metadata["packages"].as_array().unwrap();

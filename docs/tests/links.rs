@@ -1,6 +1,6 @@
-//! Every link in the documents has a target, and every path of the sources that they name exists.
+//! Every link in the documents has a target, and every source path in them exists.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not functions that they call.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -38,13 +38,13 @@ fn documents() -> Vec<PathBuf> {
     chapters().into_iter().chain(beside).collect()
 }
 
-/// The text without code blocks, in which brackets and paths are somebody else's syntax.
+/// Returns the text without code blocks, in which brackets and paths have another meaning.
 fn prose(document: &Path) -> String {
     let text = fs::read_to_string(document).unwrap();
     text.split("\n```").step_by(2).collect()
 }
 
-/// Targets of `[text](target)`, without those on the web.
+/// Returns the targets of `[text](target)`, without those on the web.
 fn links(prose: &str) -> impl Iterator<Item = &str> {
     let targets = prose.split("](").skip(1);
     let targets = targets.filter_map(|rest| rest.split_once(')'));
@@ -53,10 +53,10 @@ fn links(prose: &str) -> impl Iterator<Item = &str> {
         .filter(|target| !target.contains("://"))
 }
 
-/// What builds and runs leave behind.
+/// Output folders of builds and runs.
 const GENERATED: [&str; 2] = ["target", "runs"];
 
-/// Paths in backticks that start with a folder of the project.
+/// Returns the paths in backticks that start with a folder of the project.
 fn paths(prose: &str) -> impl Iterator<Item = &str> {
     let quoted = prose.split('`').skip(1).step_by(2);
     quoted.filter(|quoted| {
@@ -67,7 +67,7 @@ fn paths(prose: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Lines of `//!` comments of the project's Rust files below `folder`, by file.
+/// Returns the lines of `//!` comments of the project's Rust files below `folder`, by file.
 fn crate_comments(folder: &Path) -> Vec<(PathBuf, String)> {
     let mut comments = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -84,7 +84,7 @@ fn crate_comments(folder: &Path) -> Vec<(PathBuf, String)> {
     comments
 }
 
-/// Paths of Rust files in backticks.
+/// Returns the paths of Rust files in backticks.
 fn rust_paths(comment: &str) -> impl Iterator<Item = &str> {
     let quoted = comment.split('`').skip(1).step_by(2);
     quoted.filter(|quoted| {
@@ -92,7 +92,8 @@ fn rust_paths(comment: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether `path`, as a comment of `file` names it, is below the file's folder or module, or a folder around it up to the project.
+/// Returns `true` if `path`, as named in a comment of `file`, is below the file's folder or module,
+/// or a folder around it up to the project.
 fn is_found_from(file: &Path, path: &str) -> bool {
     let module = file.with_extension("");
     let around = file.ancestors().skip(1);
@@ -102,7 +103,7 @@ fn is_found_from(file: &Path, path: &str) -> bool {
         .any(|folder| folder.join(path).exists() || folder.join("src").join(path).exists())
 }
 
-/// The anchors of a document's headings, as GitHub and mdBook make them.
+/// Returns the anchors of a document's headings, as GitHub and mdBook make them.
 fn anchors(document: &Path) -> Vec<String> {
     let text = prose(document);
     let headings = text.lines().filter(|line| line.starts_with('#'));

@@ -15,7 +15,7 @@ pub const REPORT_FORMAT: u32 = 1;
 pub struct ReportFile {
     /// Version of this format: 1.
     pub format: u32,
-    /// Whether everything passed, and nothing is missing.
+    /// `true` if everything passed and nothing is missing.
     pub passed: bool,
     /// The runs, in the order of their start.
     pub runs: Vec<RunResults>,

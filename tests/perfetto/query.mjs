@@ -1,5 +1,6 @@
-// Asks Perfetto's trace processor about a trace file: query.mjs FOLDER TRACE, with an SQL query a line on standard input. FOLDER
-// has the processor as WebAssembly (see `tests/built/perfetto.rs`). Prints the rows of each query as a line of JSON.
+// Queries Perfetto's trace processor about a trace file: query.mjs FOLDER TRACE, with an SQL query per line on standard
+// input. FOLDER has the processor as WebAssembly (see tests/perfetto/fetch). Prints the rows of each query as a line of
+// JSON.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -7,7 +8,7 @@ import vm from 'node:vm';
 
 const [folder, trace] = process.argv.slice(2);
 
-// The processor's glue expects to be in a web worker. It has two requests of it: the WebAssembly file, and a port.
+// The processor's glue expects to be in a web worker, from which it requests two things: the WebAssembly file, and a port.
 globalThis.self = globalThis;
 globalThis.WorkerGlobalScope = class {};
 globalThis.location = { href: pathToFileURL(folder).href };
@@ -20,7 +21,7 @@ globalThis.XMLHttpRequest = class {
     this.response = new Uint8Array(readFileSync(join(folder, this.url))).buffer;
   }
 };
-// Standard output is for the rows.
+// Standard output is only for the rows.
 console.log = console.warn = () => {};
 const glue = join(folder, 'engine_bundle.node.js');
 vm.runInThisContext(readFileSync(glue, 'utf8'), { filename: glue });

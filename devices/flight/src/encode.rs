@@ -84,7 +84,7 @@ impl Raw {
         })
     }
 
-    /// Whether the slot has never been used, or is free.
+    /// Returns `true` if the slot has never been used, or is free.
     pub(crate) fn is_free(&self) -> bool {
         self.as_bytes().iter().all(|byte| *byte == 0)
     }
