@@ -498,7 +498,7 @@ fn qemu_nvme(nvme: &Nvme, bus: &str) -> String {
         "serial": nvme.name,
         "bus": bus,
         "drive": image_node(nvme),
-        "cmb_size_mb": nvme.config.cmb_bytes.unwrap_or(0) >> 20,
+        "cmb_size_mb": nvme.config.cmb.unwrap_or_default().0 >> 20,
     });
     device.to_string()
 }

@@ -594,7 +594,7 @@ mod tests {
             panic!("{:?}", scenario.nvmes)
         };
         assert_eq!(
-            (nvme.config.cmb_bytes, nvme.config.block_bytes, &nvme.attach),
+            (nvme.config.cmb, nvme.config.block_bytes, &nvme.attach),
             (None, 512, &AttachPoint::Root)
         );
     }

@@ -156,7 +156,8 @@ impl<'a> Topology<'a> {
         let bytes = self.devices().map(|device| match device {
             DeviceSpec::Nvme(nvme) => {
                 let pmr = nvme.pmr.as_ref().map_or(0, |pmr| pmr.bytes);
-                nvme.config.cmb_bytes.unwrap_or(0).saturating_add(pmr)
+                let cmb = nvme.config.cmb.unwrap_or_default();
+                cmb.0.saturating_add(pmr)
             }
             DeviceSpec::Gpu(gpu, _) => gpu.aperture,
             DeviceSpec::Nic(..) => NIC_BAR_BYTES,

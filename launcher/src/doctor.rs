@@ -20,6 +20,7 @@ use peerbar_lab::programs::program;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
 use peerbar_lab::server_arguments::server_commands;
+use peerbar_lab::size::Size;
 use peerbar_lab::terminal::{columns, print};
 use peerbar_lab::topology::Topology;
 use peerbar_lab::{kvm, present};
@@ -227,8 +228,8 @@ fn bytes_in_memory(scenario: &Scenario) -> u64 {
                 Namespace::Ram(bytes) => *bytes,
                 Namespace::File { .. } | Namespace::Image(_) | Namespace::Null(_) => 0,
             });
-            ram.chain(nvme.config.cmb_bytes)
-                .fold(0, u64::saturating_add)
+            let cmb = nvme.config.cmb.map(|Size(bytes)| bytes);
+            ram.chain(cmb).fold(0, u64::saturating_add)
         }
     };
     let devices = scenario.devices().map(of_device);

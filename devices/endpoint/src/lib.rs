@@ -21,7 +21,7 @@ mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint, PeerPages};
 pub use interrupts::Vectors;
-pub use options::{DeviceOptions, optional_size, size};
+pub use options::DeviceOptions;
 pub use peerbar_host::Size;
 pub use peerbar_sandbox::FileAccess;
 pub use peerbar_switch::AttachError;

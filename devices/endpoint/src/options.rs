@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_fault::{AddError, Faults, Rule};
 use peerbar_host::socket_file::line_server::{LineServer, LineServerError};
-use peerbar_host::{Size, SizeError};
 use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, SandboxOptions};
 use peerbar_switch::AttachError;
@@ -136,38 +135,4 @@ impl LinkOptions {
         });
         Ok(endpoint.attach_to_switch(switch, &name)?)
     }
-}
-
-/// A size in bytes that a file of settings may leave out (`#[serde(with)]`).
-pub mod optional_size {
-    use peerbar_host::Size;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    /// Writes the size as [`Size`] is shown.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(size: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
-        size.map(|bytes| Size(bytes).to_string())
-            .serialize(serializer)
-    }
-
-    /// Reads a [`Size`].
-    ///
-    /// # Errors
-    /// The value is no size.
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<u64>, D::Error> {
-        let size = Option::<Size>::deserialize(deserializer)?;
-        Ok(size.map(|Size(bytes)| bytes))
-    }
-}
-
-/// Parses a size in bytes from the command line.
-///
-/// # Errors
-/// The text is not a [`Size`].
-pub fn size(text: &str) -> Result<u64, SizeError> {
-    text.parse().map(|Size(bytes)| bytes)
 }

@@ -4,13 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::de::{self, Deserializer, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
 /// A number of bytes. As text it is a decimal number, or one with the suffix K, M, G or T in either case: powers of 1024. A scenario may
 /// have an integer in place of the text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
 /// Why a text is no size.
@@ -53,6 +52,12 @@ impl fmt::Display for Size {
             Some((suffix, factor)) => write!(f, "{}{suffix}", self.0 / factor),
             None => write!(f, "{}", self.0),
         }
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use divan::Bencher;
 use peerbar_dma::MemoryFile;
-use peerbar_nvme::{Config, PollPolicy, Source, SteppedController};
+use peerbar_nvme::{Config, Source, SteppedController};
 use peerbar_nvme_driver::{Controller, DmaMemory, QueueMemory, QueuePair, Registers};
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
@@ -43,18 +43,11 @@ impl Machine {
     fn new(namespace: Source) -> Self {
         let config = Config {
             serial: "bench".to_owned(),
-            cmb_bytes: None,
-            cmb_queues: false,
-            cmb_legacy: false,
-            pmr: None,
             block_bytes: 4096,
             mdts: 5,
             namespaces: vec![namespace],
-            spare_queues: 0,
-            workers: 1,
-            poll: PollPolicy::Adaptive,
             io_uring: false,
-            seeded_faults: Vec::new(),
+            ..Config::default()
         };
         let mut controller = SteppedController::start(&config, Vec::new()).unwrap();
         let ram = MemoryFile::create("ram", RAM).unwrap();

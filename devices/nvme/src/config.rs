@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use clap::ArgAction;
 use peerbar_dma::MemoryError;
-use peerbar_endpoint::{FileAccess, Size, optional_size, size};
+use peerbar_endpoint::{FileAccess, Size};
 use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
@@ -116,7 +116,10 @@ impl Source {
 
 /// Parses a namespace's source from the command line.
 fn source(text: &str) -> Result<Source, String> {
-    let size = |bytes| size(bytes).map_err(|error| error.to_string());
+    let size = |text: &str| match text.parse() {
+        Ok(Size(bytes)) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
+    };
     match text.split_once('=') {
         Some(("ram", bytes)) => size(bytes).map(Source::Ram),
         Some(("null", bytes)) => size(bytes).map(Source::Null),
@@ -152,15 +155,14 @@ pub struct Config {
     #[serde(skip_deserializing)]
     pub serial: String,
     /// Size of the Controller Memory Buffer, a multiple of 2M [default: none]
-    #[arg(long = "cmb", value_name = "SIZE", value_parser = size)]
-    #[serde(rename = "cmb", with = "optional_size")]
-    pub cmb_bytes: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    pub cmb: Option<Size>,
     /// Allow queues in the Controller Memory Buffer
-    #[arg(long, requires = "cmb_bytes")]
+    #[arg(long, requires = "cmb")]
     pub cmb_queues: bool,
     /// Expose the Controller Memory Buffer as in NVMe 1.3, always open at the addresses of its BAR,
     /// for hosts without CMBMSC
-    #[arg(long, requires = "cmb_bytes")]
+    #[arg(long, requires = "cmb")]
     pub cmb_legacy: bool,
     /// File of 2M to 64G, a power of two, to keep a Persistent Memory Region in [default: no
     /// region]
@@ -209,7 +211,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             serial: String::new(),
-            cmb_bytes: None,
+            cmb: None,
             cmb_queues: false,
             cmb_legacy: false,
             pmr: None,
@@ -246,7 +248,7 @@ impl Config {
     /// # Errors
     /// A value that no controller can have.
     pub fn check_keys(&self) -> Result<(), (&'static str, ConfigError)> {
-        match self.cmb_bytes.map(cmb::check_size) {
+        match self.cmb.map(|Size(bytes)| cmb::check_size(bytes)) {
             Some(Err(error)) => return Err(("cmb", error.into())),
             Some(Ok(())) => {}
             None if self.cmb_queues => return Err(("cmb-queues", ConfigError::NoCmb)),
@@ -286,8 +288,8 @@ impl Config {
     /// Region and the namespaces.
     pub(crate) fn open(&self) -> Result<Opened, ConfigError> {
         self.check()?;
-        let cmb = |bytes| Cmb::new(bytes, self.cmb_queues, self.cmb_legacy);
-        let cmb = self.cmb_bytes.map(cmb);
+        let cmb = |Size(bytes)| Cmb::new(bytes, self.cmb_queues, self.cmb_legacy);
+        let cmb = self.cmb.map(cmb);
         let pmr = self.pmr.as_deref().map(PersistentMemory::open);
         Ok(Opened {
             cmb: cmb.transpose()?,

@@ -24,7 +24,7 @@ pub(super) fn inventory(
 ) -> Inventory {
     let nvme = |nvme: &Nvme| NvmeDevice {
         name: nvme.name.clone(),
-        cmb_bytes: nvme.config.cmb_bytes.unwrap_or(0),
+        cmb_bytes: nvme.config.cmb.unwrap_or_default().0,
         cmb_queues: nvme.config.cmb_queues,
         pmr_bytes: nvme.pmr.as_ref().map_or(0, |pmr| pmr.bytes),
         disk_bytes: nvme.disk_bytes,

@@ -104,7 +104,9 @@ impl P2pmem {
         nvmes: &[Nvme],
         gpus: &[Gpu],
     ) -> Result<(), Problem> {
-        let cmbs = nvmes.iter().map(|nvme| nvme.config.cmb_bytes.unwrap_or(0));
+        let cmbs = nvmes
+            .iter()
+            .map(|nvme| nvme.config.cmb.unwrap_or_default().0);
         let apertures = gpus
             .iter()
             .map(|gpu| if gpu.window { 0 } else { gpu.aperture });

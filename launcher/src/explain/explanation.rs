@@ -188,7 +188,7 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
             "the aperture of {} is a window (`mode = \"window\"`): it is no p2pmem, and no disk can be pointed at it",
             gpu.name
         )),
-        Some(DeviceSpec::Nvme(nvme)) if nvme.config.cmb_bytes.is_none() => notes.push(format!(
+        Some(DeviceSpec::Nvme(nvme)) if nvme.config.cmb.is_none() => notes.push(format!(
             "{0} has no memory for others: give [[nvme]] {0} a `cmb`",
             nvme.name
         )),

@@ -8,7 +8,7 @@ use peerbar_lab::scenario::{DeviceSpec, Scenario};
 /// of a device's memory by itself.
 pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     let provides = |device: &DeviceSpec<'_>| match device {
-        DeviceSpec::Nvme(nvme) => nvme.config.cmb_bytes.is_some(),
+        DeviceSpec::Nvme(nvme) => nvme.config.cmb.is_some(),
         DeviceSpec::Gpu(gpu, _) => !gpu.window,
         DeviceSpec::Nic(..) => false,
     };

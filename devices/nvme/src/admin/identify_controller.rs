@@ -179,18 +179,8 @@ mod tests {
     fn identity(serial: &str) -> ControllerIdentity {
         let config = Config {
             serial: serial.to_owned(),
-            cmb_bytes: None,
-            cmb_queues: false,
-            cmb_legacy: false,
-            pmr: None,
-            block_bytes: 512,
-            mdts: 8,
             namespaces: vec![Source::Ram(512)],
-            spare_queues: 0,
-            workers: 1,
-            poll: PollPolicy::default(),
-            io_uring: true,
-            seeded_faults: Vec::new(),
+            ..Config::default()
         };
         let identity = Identity {
             vendor: 0x1b36,

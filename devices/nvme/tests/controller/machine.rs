@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use peerbar_endpoint::Running;
+use peerbar_endpoint::{Running, Size};
 use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_nvme_driver::{DmaMemory, Registers};
 use peerbar_pci::find_capability;
@@ -77,7 +77,7 @@ struct MachineState {
 pub(crate) fn config() -> Config {
     Config {
         serial: "disk0".to_owned(),
-        cmb_bytes: Some(CMB_BYTES),
+        cmb: Some(Size(CMB_BYTES)),
         cmb_queues: true,
         mdts: 5,
         namespaces: vec![source(4 * MIB), source(MIB)],

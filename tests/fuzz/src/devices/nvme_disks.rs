@@ -124,7 +124,7 @@ impl Fixture {
         let (region_file, path) = ram_disk::region(REGION_BYTES);
         let config = Config {
             pmr: Some(path),
-            cmb_bytes: None,
+            cmb: None,
             cmb_queues: false,
             cmb_legacy: false,
             block_bytes: u32::try_from(block).expect("a block's size"),

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
+use peerbar_endpoint::Size;
 use peerbar_nvme::{Config, Source};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -11,7 +12,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 pub(crate) fn config() -> Config {
     Config {
         serial: "fuzz".to_owned(),
-        cmb_bytes: Some(2 << 20),
+        cmb: Some(Size(2 << 20)),
         cmb_queues: true,
         mdts: 5,
         namespaces: vec![Source::Ram(1 << 20)],
