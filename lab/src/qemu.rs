@@ -541,6 +541,7 @@ mod tests {
     use super::*;
     use crate::iommu::Iommu;
     use crate::scenario::{AttachPoint, Scenario};
+    use crate::size::Size;
 
     fn arguments(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> String {
         words(scenario, shared).into_string().unwrap()
@@ -680,7 +681,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     #[test]
     fn large_bars_without_firmware_assignment_get_a_window() {
         let mut scenario = Scenario::demo().unwrap();
-        scenario.gpus[0].aperture = 16 << 30;
+        scenario.gpus[0].config.aperture = Some(Size(16 << 30));
         let window = "-global\nq35-pcihost.pci-hole64-size=34493956096\n-device\npcie-root-port";
         let text = arguments(&scenario, &[]);
         assert!(text.contains(window), "{text}");

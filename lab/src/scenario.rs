@@ -53,7 +53,7 @@ use peerbar_report::{
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, Deserializer};
+use toml::de::DeTable;
 
 pub use attach::AttachPoint;
 pub use builder::{GpuBuilder, NicBuilder, NvmeBuilder, ScenarioBuilder};
@@ -71,7 +71,6 @@ pub use sanitize::Sanitize;
 pub use share::Share;
 
 use check::Endpoints;
-use settings::Settings;
 
 use crate::firmware::Firmware;
 use crate::guest_access::GuestAccess;
@@ -327,11 +326,7 @@ impl Scenario {
         interactive: bool,
     ) -> Result<Self, error::Problem> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let mut rest = document.clone();
-        let nvme_settings = Settings::take::<file::NvmeTable>(rest.get_mut(), "nvme")?;
-        let file = file::File::deserialize(Deserializer::from(rest));
-        let mut file = file.map_err(|error| error::Problem::of_toml(&error, document.get_ref()))?;
-        file.nvme_settings = nvme_settings;
+        let file = file::File::read(&document)?;
         let checks = CheckTable::all(document.get_ref())?;
         let mut scenario = validate::scenario(file, checks, folder, interactive)?;
         scenario.path = path.to_owned();

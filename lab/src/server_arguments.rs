@@ -11,8 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
-use crate::scenario::{DeviceSpec, Gpu, Namespace, Nic, Nvme, RdmaNetwork};
-use crate::size::Size;
+use crate::scenario::{DeviceSpec, Namespace, Nic, Nvme, RdmaNetwork};
 use crate::topology::Topology;
 
 /// A server to be started.
@@ -142,26 +141,10 @@ fn device_arguments(
     }
     words.extend(match device {
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
-        DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
+        DeviceSpec::Gpu(gpu, _) => options(&gpu.config),
         DeviceSpec::Nic(nic, _) => nic_arguments(nic, topology.fabric.map(|_| sockets)),
     });
     words
-}
-
-fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
-    let mode = if gpu.window { "window" } else { "static" };
-    let timeout = gpu
-        .job_timeout
-        .map(|timeout| ("--job-timeout", format!("{}s", timeout.as_secs())));
-    let options = [
-        ("--vram", Size(gpu.vram).to_string()),
-        ("--aperture", Size(gpu.aperture).to_string()),
-        ("--mode", mode.to_owned()),
-    ];
-    let words = options.into_iter().chain(timeout);
-    words
-        .flat_map(|(option, value)| [option.to_owned(), value])
-        .collect()
 }
 
 /// The GID is a link-local address, as a real adapter's is.
@@ -311,23 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn gpu_server_gets_sizes_mode_and_time_out() {
-        let gpu = Gpu {
-            name: "gpu0".to_owned(),
-            attach: AttachPoint::Root,
-            link: LinkMode::Route,
-            link_speed: peerbar_dma::LinkSpeed::default(),
-            ats: false,
-            vram: 4 << 30,
-            aperture: 256 << 20,
-            window: true,
-            faults: Vec::new(),
-            job_timeout: Some(Duration::from_secs(120)),
+    fn gpu_server_gets_the_settings_that_differ_from_its_defaults() {
+        let config = peerbar_gpu::Config {
+            vram: "4G".parse().unwrap(),
+            mode: peerbar_gpu::Mode::Window,
+            job_timeout: Duration::from_secs(120),
+            ..peerbar_gpu::Config::default()
         };
-        let words = gpu_arguments(&gpu).join(" ");
-        assert_eq!(
-            words,
-            "--vram 4G --aperture 256M --mode window --job-timeout 120s"
-        );
+        let words = options(&config).join(" ");
+        assert_eq!(words, "--job-timeout 2m --mode window --vram 4G");
     }
 }

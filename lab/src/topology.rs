@@ -159,7 +159,7 @@ impl<'a> Topology<'a> {
                 let cmb = nvme.config.cmb.unwrap_or_default();
                 cmb.0.saturating_add(pmr)
             }
-            DeviceSpec::Gpu(gpu, _) => gpu.aperture,
+            DeviceSpec::Gpu(gpu, _) => gpu.config.aperture().0,
             DeviceSpec::Nic(..) => NIC_BAR_BYTES,
         });
         bytes.fold(0, u64::saturating_add)

@@ -220,7 +220,7 @@ fn described(qemu: &Qemu) -> String {
 /// Returns the size of guest RAM and of the memory of the devices.
 fn bytes_in_memory(scenario: &Scenario) -> u64 {
     let of_device = |device: DeviceSpec<'_>| match device {
-        DeviceSpec::Gpu(gpu, _) => gpu.vram,
+        DeviceSpec::Gpu(gpu, _) => gpu.config.vram.0,
         DeviceSpec::Nic(..) => 0,
         DeviceSpec::Nvme(nvme) => {
             let namespaces = nvme.namespaces.iter();

@@ -13,7 +13,7 @@ use peerbar_fault::Kind;
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX, UnsupportedRequest};
 
 use crate::aperture;
-use crate::config::{Config, ConfigError, Mode};
+use crate::config::{Config, ConfigError};
 use crate::doorbells::{self, CHANNELS, Doorbells};
 use crate::engine::Engine;
 use crate::executor::Executor;
@@ -32,8 +32,8 @@ const DOORBELLS: std::ops::Range<u64> =
 /// Range of the DMA counters in BAR0.
 const DMA_LOG: std::ops::Range<u64> = 0xc000..0xe000;
 
-/// Vector 0 is the device's, the others are the channels'.
-const VECTORS: u16 = CHANNELS as u16 + 1;
+/// Number of MSI-X vectors: vector 0 is the device's, the others are the channels'.
+pub const VECTORS: u16 = CHANNELS as u16 + 1;
 const MSI_X: MsiX = MsiX {
     vectors: VECTORS,
     bar: REGISTER_BAR,
@@ -243,16 +243,17 @@ impl UnstartedGpu {
         config: &Config,
         interrupts: Arc<dyn Interrupts>,
     ) -> Result<Self, StartError<ConfigError>> {
-        config.check().map_err(StartError::Config)?;
-        let sizes @ (vram_bytes, aperture_bytes) = (config.vram_bytes, config.aperture());
+        let checked = config.check_keys();
+        checked.map_err(|(_, error)| StartError::Config(error))?;
+        let sizes @ (vram_bytes, aperture_bytes) = (config.vram.0, config.aperture().0);
         let vram = MemoryFile::create("peerbar-gpu-vram", vram_bytes).map_err(|source| {
             StartError::Config(ConfigError::Memory {
-                size: vram_bytes,
+                vram: config.vram,
                 source,
             })
         })?;
         let vram = Arc::new(vram);
-        let window = (config.mode == Mode::Window).then(|| {
+        let window = config.is_window().then(|| {
             let pages = usize::try_from(aperture_bytes / aperture::PAGE).unwrap_or(0);
             Arc::new(PageTable::new(vram.clone(), pages, aperture::PAGE))
         });
@@ -284,15 +285,15 @@ impl UnstartedGpu {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_endpoint::Size;
+
     use super::*;
 
     #[test]
     fn peer_has_no_register_but_the_doorbells() {
         let config = Config {
-            vram_bytes: 4 << 20,
-            aperture_bytes: None,
-            mode: Mode::Static,
-            job_timeout: Duration::from_secs(20),
+            vram: Size(4 << 20),
+            ..Config::default()
         };
         let vectors = Arc::new(Vectors::new(VECTORS).unwrap());
         let gpu = UnstartedGpu::new(&config, vectors).unwrap().gpu;

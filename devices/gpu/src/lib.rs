@@ -41,6 +41,6 @@ mod synchronization;
 mod word;
 
 pub use config::{Config, ConfigError, Mode};
-pub use gpu::Gpu;
+pub use gpu::{Gpu, VECTORS};
 #[cfg(feature = "stepped")]
 pub use stepped::SteppedGpu;

@@ -34,9 +34,9 @@ pub(super) fn inventory(
     };
     let gpu = |gpu: &Gpu| peerbar_report::Gpu {
         name: gpu.name.clone(),
-        vram_bytes: gpu.vram,
-        aperture_bytes: gpu.aperture,
-        window: gpu.window,
+        vram_bytes: gpu.config.vram.0,
+        aperture_bytes: gpu.config.aperture().0,
+        window: gpu.config.is_window(),
     };
     let nic = |nic: &Nic| peerbar_report::Nic {
         name: nic.name.clone(),

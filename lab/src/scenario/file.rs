@@ -7,8 +7,10 @@ use peerbar_report::Timeout;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use toml::Spanned;
+use toml::de::{DeTable, Deserializer};
 
 use super::Model;
+use super::error::Problem;
 use super::sanitize::{self, Sanitize};
 use super::settings::Settings;
 use crate::firmware::Firmware;
@@ -42,6 +44,9 @@ pub(super) struct File {
     pub(super) nvme_settings: Vec<Settings<peerbar_nvme::Config>>,
     #[serde(default)]
     pub(super) gpu: Vec<GpuTable>,
+    /// The other keys of those tables.
+    #[serde(skip)]
+    pub(super) gpu_settings: Vec<Settings<peerbar_gpu::Config>>,
     #[serde(default)]
     pub(super) nic: Vec<NicTable>,
     pub(super) fabric: Option<Spanned<FabricTable>>,
@@ -52,6 +57,25 @@ pub(super) struct File {
     /// Read by [`peerbar_report::CheckTable`], which keeps the span of each value.
     #[serde(default)]
     pub(super) check: Vec<IgnoredAny>,
+}
+
+impl File {
+    /// Reads `document`.
+    ///
+    /// # Errors
+    /// A key or value that its table does not have.
+    pub(super) fn read(document: &Spanned<DeTable<'_>>) -> Result<Self, Problem> {
+        let mut rest = document.clone();
+        let nvme_settings = Settings::take::<NvmeTable>(rest.get_mut(), "nvme")?;
+        let gpu_settings = Settings::take::<GpuTable>(rest.get_mut(), "gpu")?;
+        let file = Self::deserialize(Deserializer::from(rest));
+        let file = file.map_err(|error| Problem::of_toml(&error, document.get_ref()))?;
+        Ok(Self {
+            nvme_settings,
+            gpu_settings,
+            ..file
+        })
+    }
 }
 
 /// A guest of several. The keys of `machine` are those of [`MachineTable`].
@@ -137,7 +161,7 @@ pub(super) struct NamespaceTable {
     pub(super) size: Option<Size>,
 }
 
-/// A GPU, served by a separate process.
+/// A GPU, served by a separate process. Its [`Settings`] are further keys.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct GpuTable {
@@ -147,20 +171,8 @@ pub(super) struct GpuTable {
     pub(super) link_latency: Option<Spanned<String>>,
     pub(super) link_bandwidth: Option<Spanned<String>>,
     pub(super) ats: Option<Spanned<bool>>,
-    pub(super) vram: Option<Spanned<Size>>,
-    pub(super) aperture: Option<Spanned<Size>>,
-    pub(super) mode: Option<GpuMode>,
     #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
-    pub(super) job_timeout: Option<Timeout>,
-}
-
-/// Mode of an aperture.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum GpuMode {
-    Static,
-    Window,
 }
 
 /// An RDMA network adapter, served by a separate process.

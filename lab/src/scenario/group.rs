@@ -11,21 +11,19 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use peerbar_nvme::{Config, PollPolicy};
+use peerbar_nvme::PollPolicy;
 use peerbar_report::{Check, CheckTable, Inventory, Rdma};
-use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, Deserializer};
+use toml::de::{DeTable, DeValue};
 
 pub use across::{AcrossCheck, AcrossEnd};
 
 use super::error::Problem;
-use super::file::{File, NvmeTable};
+use super::file::File;
 use super::lost;
 use super::names;
 use super::nic::number;
 use super::rdma_network::fabric;
-use super::settings::Settings;
 use super::validate;
 use super::{
     Nic, RdmaNetwork, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
@@ -148,11 +146,7 @@ impl GuestGroup {
     ) -> Result<Self, Problem> {
         let at = document.span();
         let parts = split::GroupDocument::of(document.into_inner())?;
-        let mut whole = Spanned::new(at.clone(), parts.whole.clone());
-        // Each guest's own reading has them.
-        Settings::<Config>::take::<NvmeTable>(whole.get_mut(), "nvme")?;
-        let file = File::deserialize(Deserializer::from(whole));
-        let file = file.map_err(|error| Problem::of_toml(&error, &parts.whole))?;
+        let file = File::read(&Spanned::new(at.clone(), parts.whole.clone()))?;
         let name = names::fitting(file.name.clone(), names::LONGEST_SCENARIO)?;
         validate::unique_devices(&file)?;
         together::images(&file, path.parent().unwrap_or(Path::new("")))?;

@@ -710,7 +710,7 @@ mod tests {
             "5: `intle` is unknown: did you mean `intel`?",
             "8: there is no key `cmbb`: did you mean `cmb`?",
             "9: ",
-            "13: `64MB` is no size",
+            "13: `vram`: `64MB` is no size",
             "14: no [[switch]] or [[host-bridge]] is named `sw`: declare it",
             "16: there is no kind of check `provder`: did you mean `provider`?",
             "17: no [[nvme]] or [[gpu]] is named `dsk0`: did you mean `disk0`?",

@@ -17,11 +17,14 @@ fn keys<'de, T: Deserialize<'de>>() -> Vec<&'static str> {
     fields::<T>().to_vec()
 }
 
-/// The keys of an `[[nvme]]` table, sorted.
-fn nvme_keys() -> Vec<&'static str> {
-    let mut all = [keys::<NvmeTable>(), keys::<peerbar_nvme::Config>()].concat();
-    all.sort_unstable();
-    all
+/// The keys of a device's table with its settings, sorted.
+fn all_keys<'de, T: Deserialize<'de>, C: Deserialize<'de>>() -> Vec<&'static str> {
+    sorted([keys::<T>(), keys::<C>()].concat())
+}
+
+fn sorted(mut keys: Vec<&str>) -> Vec<&str> {
+    keys.sort_unstable();
+    keys
 }
 
 /// Returns the keys in the first column of the table below the heading of the book.
@@ -41,11 +44,11 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("## [machine]"), keys::<MachineTable>());
     assert_eq!(documented("## [[host-bridge]]"), keys::<HostBridgeTable>());
     assert_eq!(documented("## [[switch]]"), keys::<SwitchTable>());
-    let mut nvme = documented("## [[nvme]]");
-    nvme.sort_unstable();
-    assert_eq!(nvme, nvme_keys());
+    let nvme = sorted(documented("## [[nvme]]"));
+    assert_eq!(nvme, all_keys::<NvmeTable, peerbar_nvme::Config>());
     assert_eq!(documented("### Namespaces"), keys::<NamespaceTable>());
-    assert_eq!(documented("## [[gpu]]"), keys::<GpuTable>());
+    let gpu = sorted(documented("## [[gpu]]"));
+    assert_eq!(gpu, all_keys::<GpuTable, peerbar_gpu::Config>());
     assert_eq!(documented("## [[nic]]"), keys::<NicTable>());
     assert_eq!(documented("## [fabric]"), keys::<FabricTable>());
     assert_eq!(documented("## [[guest]]"), keys::<GuestTable>());
@@ -90,17 +93,13 @@ fn in_template(heading: &str) -> Vec<String> {
 
 #[test]
 fn template_has_every_key_of_every_table() {
-    let sorted = |mut keys: Vec<&str>| -> Vec<String> {
-        keys.sort_unstable();
-        keys.into_iter().map(str::to_owned).collect()
-    };
     let text = all_on();
     let has_table =
         |key: &str| text.contains(&format!("\n[{key}]")) || text.contains(&format!("\n[[{key}]]"));
     let top = sorted(keys::<File>())
         .into_iter()
         .filter(|key| !has_table(key));
-    assert_eq!(in_template(""), top.collect::<Vec<String>>());
+    assert_eq!(in_template(""), top.collect::<Vec<&str>>());
     let machine = sorted(keys::<MachineTable>());
     assert_eq!(in_template("[machine]"), machine);
     assert_eq!(
@@ -108,8 +107,10 @@ fn template_has_every_key_of_every_table() {
         sorted(keys::<HostBridgeTable>())
     );
     assert_eq!(in_template("[[switch]]"), sorted(keys::<SwitchTable>()));
-    assert_eq!(in_template("[[nvme]]"), sorted(nvme_keys()));
-    assert_eq!(in_template("[[gpu]]"), sorted(keys::<GpuTable>()));
+    let nvme = all_keys::<NvmeTable, peerbar_nvme::Config>();
+    assert_eq!(in_template("[[nvme]]"), nvme);
+    let gpu = all_keys::<GpuTable, peerbar_gpu::Config>();
+    assert_eq!(in_template("[[gpu]]"), gpu);
     assert_eq!(in_template("[[nic]]"), sorted(keys::<NicTable>()));
     assert_eq!(in_template("[fabric]"), sorted(keys::<FabricTable>()));
     assert_eq!(in_template("[[module]]"), sorted(keys::<ModuleTable>()));

@@ -107,9 +107,10 @@ impl P2pmem {
         let cmbs = nvmes
             .iter()
             .map(|nvme| nvme.config.cmb.unwrap_or_default().0);
-        let apertures = gpus
-            .iter()
-            .map(|gpu| if gpu.window { 0 } else { gpu.aperture });
+        let apertures = gpus.iter().map(|gpu| match gpu.config.is_window() {
+            true => 0,
+            false => gpu.config.aperture().0,
+        });
         let sizes: Vec<u64> = cmbs.chain(apertures).collect();
         let all = sizes
             .iter()

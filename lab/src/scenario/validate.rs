@@ -175,9 +175,10 @@ struct AttachedDevices {
 impl AttachedDevices {
     /// Takes its tables out of the file.
     fn read(file: &mut File, points: &AttachPoints, folder: &Path) -> Result<Self, Problem> {
-        let settings = take(&mut file.nvme_settings);
-        let nvmes = take(&mut file.nvme).into_iter().zip(settings).collect();
-        let gpus = take(&mut file.gpu);
+        let nvmes = take(&mut file.nvme).into_iter();
+        let nvmes = nvmes.zip(take(&mut file.nvme_settings)).collect();
+        let gpus = take(&mut file.gpu).into_iter();
+        let gpus = gpus.zip(take(&mut file.gpu_settings)).collect();
         let (nvmes, gpus) = endpoints(nvmes, gpus, points, folder)?;
         let mut nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
         nic::number(nics.iter_mut());
@@ -316,7 +317,7 @@ fn switches(
 
 fn endpoints(
     nvmes: Vec<(NvmeTable, Settings<peerbar_nvme::Config>)>,
-    gpus: Vec<GpuTable>,
+    gpus: Vec<(GpuTable, Settings<peerbar_gpu::Config>)>,
     attach_points: &AttachPoints,
     folder: &Path,
 ) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
@@ -326,13 +327,15 @@ fn endpoints(
         .into_iter()
         .map(|(table, settings)| nvme(table, settings, attach_points, folder))
         .collect::<Result<_, _>>()?;
-    let names = gpus.iter().map(|gpu| gpu.name.clone());
+    let names = gpus.iter().map(|(gpu, _)| gpu.name.clone());
     unique(
         names,
         &[attach_points.names(), taken].concat(),
         LONGEST_SERIAL,
     )?;
-    let gpus = gpus.into_iter().map(|table| gpu(table, attach_points));
+    let gpus = gpus
+        .into_iter()
+        .map(|(table, settings)| gpu(table, settings, attach_points));
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 

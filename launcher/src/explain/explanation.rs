@@ -184,7 +184,7 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     notes.extend(unrouted(case, pair, decision));
     let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
     match named(&pair.provider) {
-        Some(DeviceSpec::Gpu(gpu, _)) if gpu.window => notes.push(format!(
+        Some(DeviceSpec::Gpu(gpu, _)) if gpu.config.is_window() => notes.push(format!(
             "the aperture of {} is a window (`mode = \"window\"`): it is no p2pmem, and no disk can be pointed at it",
             gpu.name
         )),

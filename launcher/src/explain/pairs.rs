@@ -9,7 +9,7 @@ use peerbar_lab::scenario::{DeviceSpec, Scenario};
 pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     let provides = |device: &DeviceSpec<'_>| match device {
         DeviceSpec::Nvme(nvme) => nvme.config.cmb.is_some(),
-        DeviceSpec::Gpu(gpu, _) => !gpu.window,
+        DeviceSpec::Gpu(gpu, _) => !gpu.config.is_window(),
         DeviceSpec::Nic(..) => false,
     };
     // A GPU's memory is no p2pmem to itself: it is addressed without the kernel.

@@ -209,10 +209,7 @@ fn sigterm_ends_it_well() {
 #[test]
 fn what_cannot_be_is_refused_in_one_line() {
     for (args, said) in [
-        (
-            ["--vram", "3M", "--mode", "static"],
-            "VRAM of 3145728 bytes",
-        ),
+        (["--vram", "3M", "--mode", "static"], "VRAM of 3M: "),
         (["--vram", "4M", "--aperture", "8M"], "make VRAM larger"),
         (["--vram", "64M", "--aperture", "3M"], "try 4M"),
         (["--vram", "64G", "--aperture", "32G"], "from 2M to 16G"),

@@ -5,8 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use peerbar_endpoint::Endpoint;
-use peerbar_endpoint::Running;
+use peerbar_endpoint::{Endpoint, Running, Size};
 use peerbar_gpu::{Config, Gpu, Mode};
 use peerbar_pci::find_capability;
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaMap, IrqAction, RegionMapping};
@@ -109,10 +108,10 @@ impl Driver {
     /// The configuration that `new` starts.
     pub(crate) fn config(mode: Mode) -> Config {
         Config {
-            vram_bytes: 32 * MIB,
-            aperture_bytes: Some(4 * MIB),
+            vram: Size(32 * MIB),
+            aperture: Some(Size(4 * MIB)),
             mode,
-            job_timeout: TIMEOUT,
+            ..Config::default()
         }
     }
 

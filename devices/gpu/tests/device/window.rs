@@ -1,5 +1,6 @@
 //! The aperture as a window of pages.
 
+use peerbar_endpoint::Size;
 use peerbar_gpu::{Config, Mode};
 
 use crate::driver::{BAR2, Command, Driver, Fault, MIB, pattern};
@@ -125,8 +126,8 @@ fn revoked_window_entry_is_not_written_through() {
 #[test]
 fn the_largest_window_has_262144_pages() {
     let mut driver = Driver::with(&Config {
-        vram_bytes: 16 << 30,
-        aperture_bytes: Some(16 << 30),
+        vram: Size(16 << 30),
+        aperture: Some(Size(16 << 30)),
         ..Driver::config(Mode::Window)
     });
     driver.set_window(262_143, Some((16 << 30) - PAGE));

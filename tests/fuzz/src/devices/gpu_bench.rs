@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerbar_dma::MemoryFile;
-use peerbar_gpu::{Config, Mode, SteppedGpu};
+use peerbar_endpoint::Size;
+use peerbar_gpu::{Config, SteppedGpu};
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 
 use super::guest_ram;
@@ -26,10 +27,9 @@ impl GpuBench {
     /// Makes a GPU that may be a bus master. Its limit for commands is longer than any input takes.
     pub(crate) fn new() -> Self {
         let config = Config {
-            vram_bytes: VRAM,
-            aperture_bytes: None,
-            mode: Mode::Static,
+            vram: Size(VRAM),
             job_timeout: Duration::from_secs(3600),
+            ..Config::default()
         };
         let mut bench = Self(SteppedGpu::start(&config).expect("a GPU"));
         bench.write_region(CONFIG_REGION, 4, &[6, 0]);
