@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
+use peerbar_report::ProgramReport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -35,8 +36,8 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
 /// Bytes of a command's output that are kept.
 pub(crate) const OUTPUT_LIMIT: usize = 256 << 10;
 
-/// Start of the version line of each TAP and KTAP report.
-const VERSION_LINE: &[u8] = b"TAP version ";
+/// Bytes at the end of a line that are searched for the start of a report if the line is not kept.
+const SEARCHED_LINE: usize = 4 << 10;
 
 /// Bytes of the output that are read at a time, and the capacity of a pipe (pipe(7)).
 const CHUNK: usize = 64 << 10;
@@ -161,7 +162,7 @@ fn capture_until(
         let output = scope.spawn(move || {
             let mut output = Output::default();
             let collected = output.collect(File::from(reader), &ended, show);
-            let has_late_report = output.has_late_report;
+            let has_late_report = output.has_late_report();
             let (text, is_whole) = output.kept(collected);
             (text, is_whole, has_late_report)
         });
@@ -192,9 +193,9 @@ struct Output {
     line: usize,
     /// Number of bytes after `kept`.
     dropped: usize,
-    /// The end of the dropped output, in which a version line may have begun.
-    dropped_end: Vec<u8>,
-    /// `true` if a report begins in the dropped output.
+    /// The line whose end has not been dropped yet, with its part in `kept`.
+    dropped_line: Vec<u8>,
+    /// `true` if a report begins in a line that was dropped as a whole.
     has_late_report: bool,
 }
 
@@ -238,26 +239,37 @@ impl Output {
     fn take(&mut self, bytes: &[u8], show: &impl Fn(&str)) {
         let room = OUTPUT_LIMIT.saturating_sub(self.kept.len());
         let (kept, dropped) = bytes.split_at(room.min(bytes.len()));
-        self.drop_bytes(dropped);
         let from = self.kept.len();
         self.kept.extend_from_slice(kept);
         let ends = kept.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
         for (at, _) in ends {
             self.show_line(from.saturating_add(at).saturating_add(1), show);
         }
+        self.drop_bytes(dropped);
     }
 
-    /// Looks for a report's version line in `bytes`, which are not kept.
+    /// Looks for the start of a report in `bytes`, which are not kept.
     fn drop_bytes(&mut self, bytes: &[u8]) {
-        self.dropped = self.dropped.saturating_add(bytes.len());
-        if self.has_late_report || bytes.is_empty() {
-            return;
+        if self.dropped == 0 && !bytes.is_empty() {
+            let line = self.kept.get(self.line..).unwrap_or_default();
+            self.dropped_line = line.to_vec();
         }
-        self.dropped_end.extend_from_slice(bytes);
-        let mut places = self.dropped_end.windows(VERSION_LINE.len());
-        self.has_late_report = places.any(|place| place == VERSION_LINE);
-        let seen = self.dropped_end.len().saturating_sub(VERSION_LINE.len());
-        self.dropped_end.drain(..seen);
+        self.dropped = self.dropped.saturating_add(bytes.len());
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.dropped_line.extend_from_slice(part);
+            let surplus = self.dropped_line.len().saturating_sub(SEARCHED_LINE);
+            self.dropped_line.drain(..surplus);
+            if part.ends_with(b"\n") {
+                self.has_late_report = self.has_late_report();
+                self.dropped_line.clear();
+            }
+        }
+    }
+
+    /// Returns `true` if a report begins in the dropped output.
+    fn has_late_report(&self) -> bool {
+        let line = String::from_utf8_lossy(&self.dropped_line);
+        self.has_late_report || ProgramReport::begins_in(&line)
     }
 
     /// Shows the output up to `end` that has not been shown yet, if any.
@@ -335,19 +347,29 @@ mod tests {
 
     #[test]
     fn report_that_begins_behind_what_is_kept_is_noticed() {
-        let long = |end: &str| {
+        let is_late = |start: &str, end: &str| {
+            let filler = vec![b'x'; OUTPUT_LIMIT];
             let mut output = Output::default();
-            for bytes in [
-                vec![b'x'; OUTPUT_LIMIT].as_slice(),
-                b"x\nTAP ver",
-                end.as_bytes(),
-            ] {
+            for bytes in [&filler, start.as_bytes(), end.as_bytes()] {
                 output.take(bytes, &|_: &str| ());
             }
-            output.has_late_report
+            output.has_late_report()
         };
-        assert!(long("sion 14\nnot ok 1\n"));
-        assert!(!long("tical line\n"));
+        assert!(is_late("x\nTAP ver", "sion 14\nnot ok 1\n"));
+        assert!(is_late("x\nktap  Version 1", "\nnot ok 1\n"));
+        assert!(is_late("x\n\x1b[1mTAP version 13\x1b[0m\n", "1..1\n"));
+        assert!(is_late("running: TAP version 1", "3"));
+        assert!(!is_late("x\nTAP ver", "tical line\n"));
+        assert!(!is_late("x\n# TAP version ", "14 has subtests\n"));
+    }
+
+    #[test]
+    fn version_line_that_is_kept_in_part_is_noticed() {
+        let mut output = Output::default();
+        let filler = "x\n".repeat(OUTPUT_LIMIT / 2 - 4);
+        let text = format!("{filler}KTAP version 1\nnot ok 1 - a\n");
+        output.take(text.as_bytes(), &|_: &str| ());
+        assert!(output.has_late_report());
     }
 
     #[test]

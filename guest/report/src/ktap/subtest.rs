@@ -3,7 +3,7 @@
 use super::Verdict;
 use super::tap_line::{
     ResultLine, bail_out, ends_with_version, has_failure_behind_text, indent, is_odd_failure,
-    is_version, is_without_version, lines, plan,
+    is_start, is_version, is_without_version, lines, plan,
 };
 
 /// Maximum depth of subtests. Lines with more indentation count as plain output of a program.
@@ -119,8 +119,7 @@ impl ProgramReport {
     /// the version line or a result on the same line.
     pub fn read(output: &str) -> Option<Self> {
         let lines = lines(output);
-        let is_start = |line: &String| is_version(line) || ends_with_version(line);
-        let (top, rest) = match lines.iter().position(is_start) {
+        let (top, rest) = match lines.iter().position(|line| is_start(line)) {
             Some(at) => (Level::begun_by(lines.get(at)?), at.saturating_add(1)),
             None if is_without_version(&lines) => (Level::announced(0), 0),
             None => return None,
@@ -131,6 +130,11 @@ impl ProgramReport {
         let report = reader.finish();
         // Text about TAP is not a report.
         (report != Self::default()).then_some(report)
+    }
+
+    /// Returns `true` if `output` has a version line, with which a report begins.
+    pub fn begins_in(output: &str) -> bool {
+        lines(output).iter().any(|line| is_start(line))
     }
 
     /// Returns the reason why the program has not passed, if so.

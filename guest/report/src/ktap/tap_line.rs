@@ -171,6 +171,11 @@ pub(super) fn ends_with_version(line: &str) -> bool {
     version.is_some_and(|(_, number)| number.trim_end().parse::<u32>().is_ok()) && !is_comment
 }
 
+/// Returns `true` for a version line, also behind other text.
+pub(super) fn is_start(line: &str) -> bool {
+    is_version(line) || ends_with_version(line)
+}
+
 /// Returns the reason of a line that ends the report early, `Bail out! reason`.
 pub(super) fn bail_out(text: &str) -> Option<&str> {
     let (words, reason) = text.split_at_checked(BAIL_OUT.len())?;
