@@ -8,7 +8,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{ScenarioFile, in_folder, shipped};
 use peerbar_lab::table::hanging;
 use peerbar_lab::terminal::{columns, print};
-use peerbar_report::{COMMON_KEYS, KINDS, Kind, TableError};
+use peerbar_report::{COMMON_KEYS, KINDS, Kind, way_out_or};
 use serde_json::{Value, json};
 
 use crate::cli::List;
@@ -71,11 +71,10 @@ fn unknown(name: &str) -> Failure {
     let files = [shipped(), in_folder(Path::new("."))].concat();
     let known = files.iter().map(|file| file.name.as_str());
     let known = known.chain(KINDS.iter().map(|kind| kind.name));
-    let message = format!("no scenario and no kind of check is named `{name}`");
-    let error = TableError::unknown_or(0..0, message, name, known, || {
-        "`peerbar list` names all".to_owned()
-    });
-    Failure::Usage(anyhow!(error.message))
+    let way_out = way_out_or(name, known, || "`peerbar list` names all".to_owned());
+    Failure::Usage(anyhow!(
+        "no scenario and no kind of check is named `{name}`: {way_out}"
+    ))
 }
 
 /// Returns a line of at most `columns` for each; `peerbar list NAME` has the rest.

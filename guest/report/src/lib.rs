@@ -47,7 +47,7 @@ pub use plan::{Gpu, HostFolder, Module, Mount, Nic, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
 pub use rdma_rate::RdmaRate;
 pub use request::Request;
-pub use similar::{similar, way_out};
+pub use similar::{similar, way_out, way_out_or};
 pub use size_range::size_range;
 pub use steering::steers;
 pub use timeout::{Timeout, TimeoutError};

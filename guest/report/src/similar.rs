@@ -26,10 +26,16 @@ pub fn similar<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
 /// Returns the end of a message about an unknown `name`: the one of `known` that was probably
 /// meant, otherwise all of them.
 pub fn way_out<'k>(name: &str, known: impl IntoIterator<Item = &'k str> + Clone) -> String {
-    match similar(name, known.clone()) {
-        Some(similar) => did_you_mean(similar),
-        None => all_of(known),
-    }
+    way_out_or(name, known.clone(), || all_of(known))
+}
+
+/// As [`way_out`], with `otherwise` in place of all names.
+pub fn way_out_or<'k>(
+    name: &str,
+    known: impl IntoIterator<Item = &'k str>,
+    otherwise: impl FnOnce() -> String,
+) -> String {
+    similar(name, known).map_or_else(otherwise, did_you_mean)
 }
 
 pub(crate) fn did_you_mean(name: &str) -> String {
