@@ -286,8 +286,8 @@ impl Scenario {
         const HEADER: &str = "[[check]]\n";
         let text = format!("{HEADER}{lines}\n");
         let located = |problem: error::Problem| {
-            let problem = problem.without_header(HEADER.len());
-            problem.locate(PathBuf::from("check"), lines)
+            let (line, message) = problem.without_header(HEADER.len()).with_line(lines);
+            ScenarioError::Check { line, message }
         };
         let read = || -> Result<Check, error::Problem> {
             let document = DeTable::parse(&text)?;
@@ -315,7 +315,7 @@ impl Scenario {
             group::refuse(document.get_ref())?;
             Self::of_document(document, path, interactive)
         };
-        let scenario = read().map_err(|problem| problem.locate(path.to_owned(), &text))?;
+        let scenario = read().map_err(|problem| problem.locate(path.to_owned(), text.as_str()))?;
         Ok(Self { text, ..scenario })
     }
 

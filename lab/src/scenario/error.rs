@@ -2,7 +2,8 @@
 
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::anyhow;
 use peerbar_report::TableError;
@@ -10,7 +11,7 @@ use thiserror::Error;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Known, review};
+use super::mistakes::{Known, review_text};
 use crate::exit::Failure;
 
 /// A scenario that cannot be run.
@@ -41,6 +42,16 @@ pub enum ScenarioError {
         line: usize,
         /// The mistake, and the allowed values.
         message: String,
+        /// The contents.
+        text: Arc<str>,
+    },
+    /// The lines of a check that a lab is given are rejected.
+    #[error("check:{line}: {message}")]
+    Check {
+        /// Number of the line, from 1.
+        line: usize,
+        /// The mistake, and the allowed values.
+        message: String,
     },
     /// The input of a [`super::ScenarioBuilder`] is rejected.
     #[error("scenario `{scenario}`, {table}: {message}")]
@@ -57,24 +68,19 @@ pub enum ScenarioError {
 /// A mistake in a scenario is the user's. If there are more, the message says how to see all.
 impl From<ScenarioError> for Failure {
     fn from(error: ScenarioError) -> Self {
-        let mistakes = match &error {
-            ScenarioError::Invalid { path, .. } => mistakes_in(path),
-            _ => 1,
+        let ScenarioError::Invalid { path, text, .. } = &error else {
+            return Self::Usage(error.into());
         };
-        Self::Usage(match (&error, mistakes) {
-            (ScenarioError::Invalid { path, .. }, 2..) => anyhow!(
-                "{error}; `peerbar check {}` shows all {mistakes} mistakes",
-                path.display()
-            ),
-            _ => error.into(),
-        })
+        Self::Usage(
+            match review_text(path, text, &Known::default()).mistakes.len() {
+                0 | 1 => error.into(),
+                mistakes => anyhow!(
+                    "{error}; `peerbar check {}` shows all {mistakes} mistakes",
+                    path.display()
+                ),
+            },
+        )
     }
-}
-
-/// Returns the number of mistakes in the scenario at `path`; 0 if it cannot be read.
-fn mistakes_in(path: &Path) -> usize {
-    let review = review(path, &Known::default());
-    review.map_or(0, |review| review.mistakes.len())
 }
 
 /// A mistake at a byte range of the file.
@@ -152,18 +158,25 @@ impl Problem {
         }
     }
 
-    /// Turns byte ranges into lines of `text`.
-    pub(super) fn locate(self, path: PathBuf, text: &str) -> ScenarioError {
-        let line = line(&self.at, text);
-        let message = match self.other {
-            Some(other) => format!("{} (see line {})", self.message, self::line(&other, text)),
-            None => self.message,
-        };
+    /// Returns the error about the file at `path`, which has the contents `text`.
+    pub(super) fn locate(self, path: PathBuf, text: impl Into<Arc<str>>) -> ScenarioError {
+        let text = text.into();
+        let (line, message) = self.with_line(&text);
         ScenarioError::Invalid {
             path,
             line,
             message,
+            text,
         }
+    }
+
+    /// Returns the line of the problem in `text`, and its message.
+    pub(super) fn with_line(self, text: &str) -> (usize, String) {
+        let message = match self.other {
+            Some(other) => format!("{} (see line {})", self.message, line(&other, text)),
+            None => self.message,
+        };
+        (line(&self.at, text), message)
     }
 }
 
@@ -204,6 +217,8 @@ mod tests {
         let said = |text: &str| {
             std::fs::write(&file, text).unwrap();
             let error = Scenario::load(&file).unwrap_err();
+            // The mistakes are those of the text that was read.
+            std::fs::remove_file(&file).unwrap();
             Failure::from(error).to_string()
         };
         let disk = "name = \"x\"\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"1M\" }]\n\

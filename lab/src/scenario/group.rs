@@ -134,7 +134,7 @@ impl GuestGroup {
                 false => Ok(None),
             }
         };
-        let group = read().map_err(|problem| problem.locate(path.to_owned(), &text))?;
+        let group = read().map_err(|problem| problem.locate(path.to_owned(), text.as_str()))?;
         Ok(group.map(|group| Self { text, ..group }))
     }
 

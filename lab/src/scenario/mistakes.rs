@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use peerbar_report::{OWN_PROGRAMS, TableError};
 use toml::Spanned;
@@ -52,26 +53,31 @@ pub struct Known {
 pub fn review(path: &Path, known: &Known) -> Result<Review, ScenarioError> {
     let path = catalogue::resolve(path);
     let text = file_text(&path)?;
-    let (document, errors) = DeTable::parse_recoverable(&text);
+    Ok(review_text(&path, &text.into(), known))
+}
+
+/// Reviews the `text` of the file at `path`.
+pub(super) fn review_text(path: &Path, text: &Arc<str>, known: &Known) -> Review {
+    let (document, errors) = DeTable::parse_recoverable(text);
     let checks = document.get_ref().get("check").map(Spanned::get_ref);
     let checks = checks.and_then(DeValue::as_array);
     let checks = checks.map_or(0, |tables| tables.len());
     let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
     // The rest of a file with wrong syntax would be misread.
     if problems.is_empty() {
-        let outside = outside(document.get_ref(), &path, known);
-        problems = Reviewed::of(document, text.len(), &path).problems();
+        let outside = outside(document.get_ref(), path, known);
+        problems = Reviewed::of(document, text.len(), path).problems();
         let is_new = |new: &Problem| !problems.iter().any(|problem| problem.at == new.at);
         let outside: Vec<Problem> = outside.into_iter().filter(is_new).collect();
         problems.extend(outside);
     }
     problems.sort_by_key(|problem| problem.at.start);
     let mistakes = problems.into_iter();
-    let mistakes = mistakes.map(|problem| problem.locate(path.clone(), &text));
-    Ok(Review {
+    let mistakes = mistakes.map(|problem| problem.locate(path.to_owned(), Arc::clone(text)));
+    Review {
         mistakes: mistakes.collect(),
         checks,
-    })
+    }
 }
 
 /// A document under review.
