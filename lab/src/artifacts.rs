@@ -23,6 +23,7 @@ use crate::programs::program;
 use crate::qemu::{Boot, SharedFolder};
 use crate::scenario::{Machine, Scenario};
 use crate::signals::Signals;
+use crate::socket_folder::SocketFolder;
 use crate::started::Versions;
 use crate::terminal::say;
 
@@ -154,6 +155,10 @@ impl Artifacts {
         init: &Path,
         signals: &Signals,
     ) -> Result<Self, Failure> {
+        if !needs.is_dry_run {
+            // Before a download, which may take minutes.
+            SocketFolder::parent()?;
+        }
         until_a_signal(signals, |cache| Self::make(own, needs, init, cache))
     }
 

@@ -118,6 +118,7 @@ pub mod socket_folder;
 pub mod started;
 pub mod survivors;
 pub mod table;
+pub mod temporary_folder;
 pub mod terminal;
 pub mod topology;
 mod tsc;

@@ -6,7 +6,7 @@
 use std::fs::{self, DirEntry, File, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rustix::fs::{FlockOperation, flock};
@@ -14,6 +14,7 @@ use rustix::process::geteuid;
 use tempfile::TempDir;
 
 use crate::qemu::Sockets;
+use crate::temporary_folder::temporary_folder;
 
 const PREFIX: &str = "peerbar-run-";
 const LOCK: &str = "lock";
@@ -32,11 +33,20 @@ impl SocketFolder {
     /// Makes one in the folder for temporary files, and removes those that killed runs have left
     /// there.
     pub fn create() -> anyhow::Result<Self> {
-        let parent = std::env::temp_dir();
-        Sockets::check_folder(&parent)?;
+        let parent = Self::parent()?;
         sweep(&parent);
         Self::create_in(&parent)
             .with_context(|| format!("cannot make a folder for sockets in {}", parent.display()))
+    }
+
+    /// Returns the folder in which it is made.
+    ///
+    /// # Errors
+    /// No folder or socket can be made there.
+    pub(crate) fn parent() -> anyhow::Result<PathBuf> {
+        let parent = temporary_folder()?;
+        Sockets::check_folder(&parent)?;
+        Ok(parent)
     }
 
     fn create_in(parent: &Path) -> io::Result<Self> {
@@ -99,7 +109,6 @@ fn remove_abandoned(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
-    use std::path::PathBuf;
 
     use super::*;
 

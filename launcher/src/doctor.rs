@@ -21,6 +21,7 @@ use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
 use peerbar_lab::server_arguments::server_commands;
 use peerbar_lab::size::Size;
+use peerbar_lab::temporary_folder::temporary_folder;
 use peerbar_lab::terminal::{columns, print};
 use peerbar_lab::topology::Topology;
 use peerbar_lab::{kvm, present};
@@ -117,11 +118,13 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
     findings.push(memory_files(machine.memory));
     let files = getrlimit(Resource::Nofile);
     findings.push(host::open_files(files.current, files.maximum));
-    let checked = sockets.check(&topology);
-    findings.push(host::socket_paths(
-        &env::temp_dir(),
-        checked.map_err(|error| error.to_string()),
-    ));
+    findings.push(match temporary_folder() {
+        Ok(folder) => {
+            let checked = sockets.check(&topology);
+            host::socket_paths(&folder, checked.map_err(|error| error.to_string()))
+        }
+        Err(error) => host::no_temporary_folder(&error.to_string()),
+    });
     findings
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use peerbar_images::{Cache, ImageError, KernelBuild, KernelSource, KernelTree, Root};
 use peerbar_lab::exit::Failure;
+use peerbar_lab::temporary_folder::temporary_folder;
 use peerbar_lab::terminal::{print, say};
 
 use crate::cli;
@@ -18,6 +19,7 @@ pub(crate) fn kernel(command: &cli::KernelCommand) -> Result<ExitCode, Failure> 
 }
 
 fn build(options: &cli::KernelBuildOptions) -> Result<ExitCode, Failure> {
+    temporary_folder()?;
     let cache = Cache::open()?;
     let source = source(options, &cache)?;
     let folder = built(&cache, source, &options.configuration)?;

@@ -47,6 +47,21 @@ fn folder_without_runs_is_named_with_what_to_do() {
 }
 
 #[test]
+fn missing_temporary_folder_is_refused_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    for words in [&["kernel", "build"][..], &["devices"]] {
+        let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
+        peerbar.args(words).current_dir(&folder);
+        let output = peerbar.env("TMPDIR", &missing).output().unwrap();
+        assert_eq!(output.status.code(), Some(69), "{words:?}");
+        let begins = format!("peerbar: TMPDIR is {}, ", missing.display());
+        assert!(stderr(&output).starts_with(&begins), "{}", stderr(&output));
+        assert_eq!(stderr(&output).lines().count(), 1);
+    }
+}
+
+#[test]
 fn broken_scenario_names_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.toml");

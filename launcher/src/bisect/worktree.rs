@@ -5,6 +5,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, anyhow, ensure};
 use peerbar_lab::exit::Failure;
+use peerbar_lab::temporary_folder::temporary_folder;
 use peerbar_lab::terminal::say;
 use tempfile::TempDir;
 
@@ -19,7 +20,7 @@ impl Worktree {
     pub(super) fn add(tree: &Path) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new()
             .prefix("peerbar-bisect-")
-            .tempdir()
+            .tempdir_in(temporary_folder()?)
             .context("cannot make a folder for the worktree")?;
         let worktree = Self {
             repository: tree.to_path_buf(),

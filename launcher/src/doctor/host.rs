@@ -119,6 +119,12 @@ pub(super) fn socket_paths(folder: &Path, checked: Result<(), String>) -> Findin
     }
 }
 
+/// Returns the failure of the folder for temporary files. The way out follows its semicolon.
+pub(super) fn no_temporary_folder(error: &str) -> Finding {
+    let (found, mend) = error.split_once("; ").unwrap_or((error, "set TMPDIR"));
+    Finding::failed("TMPDIR", found, mend)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,5 +204,12 @@ mod tests {
         let expected = "FAILED   socket paths   /x/y.sock is longer than the 107 bytes of a socket address: export TMPDIR=/tmp\n";
         assert_eq!(finding.line(None), expected);
         assert_eq!(socket_paths(Path::new("/x"), Ok(())).state, State::Ok);
+    }
+
+    #[test]
+    fn missing_temporary_folder_has_its_way_out() {
+        let finding = no_temporary_folder("TMPDIR is /x: no such folder; unset it");
+        let expected = "FAILED   TMPDIR         TMPDIR is /x: no such folder: unset it\n";
+        assert_eq!(finding.line(None), expected);
     }
 }
