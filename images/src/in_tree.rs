@@ -99,6 +99,11 @@ pub(crate) fn needs_source(kernel: Option<&Kernel>, wanted: &[String]) -> Result
     Ok(false)
 }
 
+/// Returns the names of the modules that a kernel without them gets from its source.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    SETS.into_iter().map(|set| set.name)
+}
+
 fn build(
     cache: &Cache,
     kernel: &Kernel,

@@ -82,6 +82,11 @@ impl Tree {
         Ok(())
     }
 
+    /// Returns the names of all modules.
+    pub(crate) fn into_names(self) -> impl Iterator<Item = String> {
+        self.files.into_keys().chain(self.builtin)
+    }
+
     /// Returns the files of all modules.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.values().map(PathBuf::as_path)

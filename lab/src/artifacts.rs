@@ -347,6 +347,13 @@ fn package_tree(needs: &GuestNeeds, cache: &Cache) -> Result<Option<PackageTree>
 
 /// The module that makes queues in addition to those of nvme.
 pub(crate) const NVME_QUEUES: &str = "peerbar_nvme_queues";
+/// The modules of this project.
+pub const OWN_MODULES: [&str; 4] = [
+    "peerbar_gpu",
+    "peerbar_gpu_pin_test",
+    "peerbar_gpu_import_test",
+    NVME_QUEUES,
+];
 /// Headers of the kernel's tree that it includes.
 const NVME_HEADERS: &[&str] = &["drivers/nvme/host/nvme.h"];
 

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use peerbar_images::{Cache, package_names};
-use peerbar_lab::artifacts::Own;
+use peerbar_images::{Cache, module_names, package_names};
+use peerbar_lab::artifacts::{OWN_MODULES, Own};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::present;
 use peerbar_lab::scenario::{Known, Review, review};
 use peerbar_lab::terminal::{print, say};
 
 /// Prints the mistakes of each of `files`, or that it has none. After an unreadable file, the
-/// others are still checked. Nothing is fetched: processor models and packages are checked if the
-/// cache knows them.
+/// others are still checked. Nothing is fetched: processor models, packages and modules are checked
+/// if the cache knows them.
 pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
     let known = known()?;
     let (mut code, mut unread) = (ExitCode::SUCCESS, None);
@@ -30,25 +30,31 @@ pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
     Ok(unread.unwrap_or(code))
 }
 
-/// Returns the processor models of QEMU and the packages that the cache lists. A line on stderr
-/// names the parts that are not checked.
+/// Returns the processor models of QEMU, and the packages and modules that the cache lists. A line
+/// on stderr names the parts that are not checked.
 fn known() -> Result<Known, Failure> {
     let cache = Cache::open()?;
     let qemu = present::qemu(&Own::default(), &cache)?;
+    let mut modules = module_names(&cache)?;
+    if let Some(modules) = &mut modules {
+        modules.extend(OWN_MODULES.map(str::to_owned));
+    }
     let known = Known {
         cpus: qemu.map(|qemu| qemu.cpu_models()).transpose()?,
         packages: package_names(&cache)?,
+        modules,
     };
     let unknown = [
         ("processor models", known.cpus.is_none()),
         ("names of packages", known.packages.is_none()),
+        ("names of modules", known.modules.is_none()),
     ];
     let unknown = unknown.into_iter().filter(|(_, is_unknown)| *is_unknown);
     let unknown: Vec<&str> = unknown.map(|(name, _)| name).collect();
     if !unknown.is_empty() {
         say(format_args!(
             "peerbar: {} are not checked: the cache has no list of them before the first download",
-            unknown.join(" and ")
+            unknown.join(", ")
         ));
     }
     Ok(known)

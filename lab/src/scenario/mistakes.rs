@@ -44,6 +44,8 @@ pub struct Known {
     pub cpus: Option<BTreeSet<String>>,
     /// The names of Debian's packages.
     pub packages: Option<BTreeSet<String>>,
+    /// The names of the modules that a guest can load, as in `/proc/modules`.
+    pub modules: Option<BTreeSet<String>>,
 }
 
 /// Reviews a scenario file, or the shipped one of a bare name.
@@ -65,7 +67,7 @@ pub(super) fn review_text(path: &Path, text: &Arc<str>, known: &Known) -> Review
     let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
     // The rest of a file with wrong syntax would be misread.
     if problems.is_empty() {
-        let outside = outside(document.get_ref(), path, known);
+        let outside = outside(&document, path, known);
         problems = Reviewed::of(document, text.len(), path).problems();
         let is_new = |new: &Problem| !problems.iter().any(|problem| problem.at == new.at);
         let outside: Vec<Problem> = outside.into_iter().filter(is_new).collect();
@@ -370,17 +372,18 @@ fn keys_of(document: &mut DeTable<'_>, span: &Range<usize>) -> BTreeSet<String> 
     keys.map(|key| key.get_ref().to_string()).collect()
 }
 
-/// Mistakes about things outside `document` that do not exist: processor models, packages, and the programs of checks.
-fn outside(document: &DeTable<'_>, path: &Path, known: &Known) -> Vec<Problem> {
+/// Mistakes about things outside `document` that do not exist: processor models, packages, modules, and the programs of checks.
+fn outside(document: &Spanned<DeTable<'_>>, path: &Path, known: &Known) -> Vec<Problem> {
+    let tables = document.get_ref();
     let mut problems = Vec::new();
     let elements = |key: &str| -> &[Spanned<DeValue<'_>>] {
-        let value = document.get(key).map(Spanned::get_ref);
+        let value = tables.get(key).map(Spanned::get_ref);
         let elements = value.and_then(DeValue::as_array);
         elements.map_or(&[], |elements| elements.iter().as_slice())
     };
     let guests = elements("guest").iter();
     let machines = guests.filter_map(|guest| guest.get_ref().get("machine"));
-    for machine in document.get("machine").into_iter().chain(machines) {
+    for machine in tables.get("machine").into_iter().chain(machines) {
         let (Some(cpu), Some(known)) = (machine.get_ref().get("cpu"), &known.cpus) else {
             continue;
         };
@@ -390,9 +393,18 @@ fn outside(document: &DeTable<'_>, path: &Path, known: &Known) -> Vec<Problem> {
         let names = elements("packages").iter();
         problems.extend(names.filter_map(|name| unknown_package(name, known)));
     }
+    let checks = elements("check");
+    if let Some(known) = &known.modules {
+        let named = elements("module").iter();
+        problems.extend(named.filter_map(|module| unknown_module(module.get_ref(), known)));
+        problems.extend(missing_modules(document, checks, path, known));
+    }
     let folder = path.parent().unwrap_or(Path::new(""));
-    let checks = elements("check").iter();
-    problems.extend(checks.filter_map(|check| missing_program(check.get_ref(), folder)));
+    problems.extend(
+        checks
+            .iter()
+            .filter_map(|check| missing_program(check.get_ref(), folder)),
+    );
     problems
 }
 
@@ -421,6 +433,42 @@ fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> 
         "correct the name, or leave it out".to_owned()
     });
     Some(error.into())
+}
+
+/// Returns the problem with the name of a module that is not built from a folder.
+fn unknown_module(module: &DeValue<'_>, known: &BTreeSet<String>) -> Option<Problem> {
+    let at = module.get("name")?;
+    let name = at.get_ref().as_str()?;
+    if module.get("path").is_some() || known.contains(&name.replace('-', "_")) {
+        return None;
+    }
+    let message = format!("no kernel in the cache has a module `{name}`");
+    let known = known.iter().map(String::as_str);
+    let error = TableError::unknown_or(at.span(), message, name, known, || {
+        "correct the name, or leave it to a run with `--kernel`".to_owned()
+    });
+    Some(error.into())
+}
+
+/// Returns the problems with checks that need a module which no kernel has. Nothing is known of a
+/// document with other mistakes, or with several guests.
+fn missing_modules(
+    document: &Spanned<DeTable<'_>>,
+    tables: &[Spanned<DeValue<'_>>],
+    path: &Path,
+    known: &BTreeSet<String>,
+) -> Vec<Problem> {
+    let scenario = Scenario::of_document(document.clone(), path, true);
+    let checks = scenario.map_or_else(|_| Vec::new(), |scenario| scenario.checks);
+    let missing = checks.iter().zip(tables).filter_map(|(check, table)| {
+        let mut needed = check.modules_on_demand().iter();
+        let missing = needed.find(|name| !known.contains(**name))?;
+        let message = format!(
+            "the check needs the module `{missing}`, which no kernel in the cache has: leave it to a run with `--kernel`"
+        );
+        Some(Problem::new(table.span(), message))
+    });
+    missing.collect()
 }
 
 /// Returns the program of a check that no `build` makes and that is not one of peerbar's.
@@ -811,12 +859,33 @@ mod tests {
         let known = Known {
             cpus: set(&["EPYC", "max"]),
             packages: set(&["perf", "gdb"]),
+            modules: None,
         };
         let found = mistakes_with(&text, &known);
         let starts = [
             "2: `packages`: Debian has no package `prf`: did you mean `perf`?",
             "3: QEMU has no processor model `EPIC`: did you mean `EPYC`?",
             "11: ",
+        ];
+        assert_starts(&found, &starts);
+    }
+
+    #[test]
+    fn module_that_no_kernel_has_is_a_mistake() {
+        let modules = "[[module]]\nname = \"nvme-core\"\n[[module]]\nname = \"nmve\"\n[[module]]\nname = \"zzzzzz\"\n";
+        let check = "[[check]]\nkind = \"vfio-nvme\"\ndisk = \"disk0\"\nwith = \"guest-ram\"\n";
+        let text = format!("machine = {{ iommu = \"intel\" }}\n{DISK}{modules}{check}");
+        assert_starts(&mistakes(&text), &[]);
+        let known = ["nvme", "nvme_core"].map(str::to_owned);
+        let known = Known {
+            modules: Some(known.into()),
+            ..Known::default()
+        };
+        let found = mistakes_with(&text, &known);
+        let starts = [
+            "10: no kernel in the cache has a module `nmve`: did you mean `nvme`?",
+            "12: no kernel in the cache has a module `zzzzzz`: correct the name, ",
+            "13: the check needs the module `vfio_iommu_type1`, ",
         ];
         assert_starts(&found, &starts);
     }
