@@ -1,17 +1,19 @@
 //! A run that has ended: judged, and stored in its folder.
 
-use peerbar_report::{KtapError, Measure, Verdict};
+use std::io::Write;
+
+use anyhow::Context;
+use peerbar_report::{KtapError, Line, Measure, Verdict};
 
 use crate::child::last_line;
 use crate::console::Console;
-use crate::exit::RunOutcome;
 use crate::folder::Folder;
 use crate::guest::{Guest, QEMU_LOG};
-use crate::report::{Report, Row};
+use crate::report::{REPORT, Report, Row};
 use crate::results::{RESULTS, RunResults};
 use crate::scenario::Scenario;
 use crate::started::Started;
-use crate::verdict::{Ending, Evidence, RunVerdict, judge};
+use crate::verdict::{Ending, Evidence, RunVerdict, cut_off, judge};
 
 /// File in a run's folder: the text of its scenario.
 pub const SCENARIO: &str = "scenario.toml";
@@ -90,18 +92,24 @@ impl FinishedRun {
         for (number, row) in (1..).zip(&mut rows) {
             row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
         }
-        let verdict = judge(&Evidence {
+        let evidence = Evidence {
             ending: &self.ending,
             asked: (!scenario.interactive).then_some(scenario.checks.len()),
-            rows: &rows,
+            rows: &[],
             report: &report,
             trouble: self.console.trouble(),
             complaint: self.complaint.as_deref(),
             qemu: &last_line(&folder.path().join(QEMU_LOG)),
-        });
-        if was_ready && verdict.outcome != RunOutcome::Passed {
-            rows.extend(at_work(&self.ending, scenario, rows.len()));
+        };
+        let reason = cut_off(&evidence).filter(|_| was_ready);
+        if let Some(row) = reason.and_then(|reason| at_work(&reason, scenario, rows.len())) {
+            rows.push(row);
+            add_last(&rows, folder)?;
         }
+        let verdict = judge(&Evidence {
+            rows: &rows,
+            ..evidence
+        });
         let started = Started::read(folder.path())?;
         let results = RunResults::of(scenario, &verdict, &rows, self.seconds, started);
         folder.write_json(RESULTS, &results)?;
@@ -118,21 +126,38 @@ impl FinishedRun {
     }
 }
 
-/// Returns the result of the check after `done` others, if the guest ended, or ran out of time,
-/// during that check.
-fn at_work(ending: &Ending, scenario: &Scenario, done: usize) -> Option<Row> {
-    let way = match ending {
-        Ending::Ended(_) => "the guest ended",
-        Ending::TimedOut(_) => "the guest's time was over",
-        _ => return None,
-    };
+/// Returns the result of the check after `done` others, during which the guest ended for this
+/// `reason`, or `None` if all were done.
+fn at_work(reason: &str, scenario: &Scenario, done: usize) -> Option<Row> {
     Some(Row {
         name: scenario.check_names().into_iter().nth(done)?,
         verdict: Verdict::Fail,
         measure: Measure::default(),
-        diagnostics: vec![format!("{way} while this check was at work")],
+        diagnostics: vec![format!("{reason}, while this check was at work")],
         subtests: Vec::new(),
     })
+}
+
+/// Adds the last of `rows` to the report of a guest that can no longer do so.
+fn add_last(rows: &[Row], folder: &Folder) -> anyhow::Result<()> {
+    let Some(row) = rows.last() else {
+        return Ok(());
+    };
+    let result = Line::Result {
+        number: u32::try_from(rows.len()).unwrap_or(u32::MAX),
+        name: row.name.clone(),
+        verdict: row.verdict.clone(),
+    };
+    let diagnostics = row.diagnostics.iter().cloned().map(Line::Diagnostic);
+    // The guest may have ended within a line.
+    let mut text = String::from("\n");
+    for line in diagnostics.chain([result]) {
+        text += &format!("{line}\n");
+    }
+    let mut report = folder.append(REPORT)?;
+    report
+        .write_all(text.as_bytes())
+        .with_context(|| format!("cannot write {}", folder.path().join(REPORT).display()))
 }
 
 impl Concluded {
@@ -150,19 +175,54 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
+    use peerbar_report::KnownWarnings;
+
     use super::*;
+    use crate::started::Versions;
 
     #[test]
     fn check_that_was_at_work_when_the_guest_ended_has_failed() {
         let demo = Scenario::demo().unwrap();
-        let all = demo.checks.len();
-        let row = |ending: &Ending, done| at_work(ending, &demo, done).map(|row| row.name);
-        let ended = Ending::Ended(ExitStatus::from_raw(0));
+        let row = |done| at_work("QEMU ended", &demo, done).map(|row| row.name);
         let first = "disk0 publishes its CMB as p2pmem".to_owned();
-        assert_eq!(row(&ended, 0), Some(first.clone()));
-        assert_eq!(row(&Ending::TimedOut(9), 0), Some(first));
-        assert_eq!(row(&ended, all), None);
-        assert_eq!(row(&Ending::ServerDied("nvme".to_owned()), 0), None);
-        assert_eq!(row(&Ending::Signal(2), 0), None);
+        assert_eq!(row(0), Some(first));
+        assert_eq!(row(demo.checks.len()), None);
+    }
+
+    #[test]
+    fn death_during_a_check_has_one_reason_and_one_count() {
+        let runs = tempfile::tempdir().unwrap();
+        let folder = Folder::named(runs.path(), "x").unwrap();
+        folder.begin(None, Versions::default()).unwrap();
+        folder.write(QEMU_LOG, "qemu: no memory\n").unwrap();
+        let text = "KTAP version 1\n1..19\n# ready 5\nok 1 - a\n";
+        let mut report = Report::new(folder.file(REPORT).unwrap(), false);
+        report.take(text.as_bytes()).unwrap();
+        let run = FinishedRun {
+            ending: Ending::Ended(ExitStatus::from_raw(9)),
+            console: Console::new(
+                folder.file("console.log").unwrap(),
+                KnownWarnings::default(),
+            ),
+            report,
+            complaint: None,
+            seconds: 1.0,
+        };
+        let concluded = run.conclude(&Scenario::demo().unwrap(), &folder).unwrap();
+        let reason = "QEMU ended (signal: 9 (SIGKILL)): qemu: no memory";
+        let name = &concluded.rows[1].name;
+        assert_eq!(
+            concluded.verdict.to_string(),
+            format!(
+                "guest died: the report ends after 1 of 19 results; {reason}; 1 of 19 checks did not pass: {name}"
+            )
+        );
+        let checks = &concluded.results.checks;
+        let why = [format!("{reason}, while this check was at work")];
+        assert_eq!((checks.len(), checks[1].passed()), (2, false));
+        assert_eq!(checks[1].diagnostics, why);
+        let report = std::fs::read_to_string(folder.path().join(REPORT)).unwrap();
+        let added = format!("\n# {}\nnot ok 2 - {name}\n", why[0]);
+        assert!(report.ends_with(&added), "{report}");
     }
 }

@@ -9,14 +9,11 @@ use crate::exit::RunOutcome;
 use crate::finished_run::Concluded;
 use crate::folder::Folder;
 use crate::lab_error::LabError;
-use crate::report::Row;
+use crate::report::{REPORT, Row};
 use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
 use crate::scenario::{AcrossCheck, GroupGuest, GuestGroup};
 use crate::utc::UtcTime;
 use crate::verdict::{RunVerdict, unsuccessful};
-
-/// File in the folder of a run of several guests: the results of all as KTAP.
-const REPORT: &str = "report.ktap";
 
 /// Everything that determines the verdict on a run of several guests.
 pub(crate) struct Judged<'a> {
@@ -34,7 +31,7 @@ impl Judged<'_> {
     pub(crate) fn verdict(&self) -> RunVerdict {
         if let Some(error) = self.failure {
             let ended = Some(error.to_string());
-            let checks = unsuccessful(&self.rows(), "checks");
+            let checks = unsuccessful(&self.rows(), self.group.check_names().len(), "checks");
             return RunVerdict {
                 outcome: error.outcome(),
                 reason: ended
@@ -55,7 +52,7 @@ impl Judged<'_> {
             .map(|(guest, verdict)| guest.name_of(&verdict.reason))
             .collect();
         let across: Vec<Row> = self.across.iter().map(|(_, row)| row.clone()).collect();
-        reasons.extend(unsuccessful(&across, "checks across guests"));
+        reasons.extend(unsuccessful(&across, 0, "checks across guests"));
         reasons.extend(self.of_fabric.clone());
         if reasons.is_empty() {
             return RunVerdict {

@@ -31,7 +31,7 @@ use crate::scenario::{Scenario, program as host_program};
 use crate::signals;
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
-use crate::verdict::{Ending, RunVerdict, died_of};
+use crate::verdict::{Ending, RunVerdict, death};
 
 /// Longest time until a guest is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
@@ -222,14 +222,10 @@ impl Lab {
 
     fn guest_ended(&self, status: ExitStatus) -> LabError {
         let console = &self.guest.console;
-        let message = match console.trouble() {
-            // A QEMU that has failed gives a reason.
-            Some(trouble) if status.success() => died_of(trouble),
-            _ => crate::child::last_line(&self.folder.path().join(QEMU_LOG)),
-        };
+        let qemu = crate::child::last_line(&self.folder.path().join(QEMU_LOG));
         LabError::GuestEnded {
             status,
-            message,
+            message: death(&Ending::Ended(status), console.trouble(), &qemu),
             console: console.tail(),
             folder: self.folder.path().to_owned(),
         }

@@ -29,11 +29,12 @@ pub enum LabError {
         console: PathBuf,
     },
     /// The guest ended by itself.
-    #[error("the guest ended early ({status}): {message}")]
+    #[error("the guest ended early: {message}")]
     GuestEnded {
         /// QEMU's status.
         status: ExitStatus,
-        /// The console's line about a kernel problem, or else the last line that QEMU printed.
+        /// The reason: the console's line about a kernel problem, or else QEMU's status and the last
+        /// line that it printed.
         message: String,
         /// The last lines of its console.
         console: Vec<String>,

@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::bounded_file::BoundedFile;
 
+/// File in the folder of a run: its results as KTAP.
+pub(crate) const REPORT: &str = "report.ktap";
 /// Longest report in bytes.
 const LARGEST: usize = if cfg!(test) { 1 << 20 } else { 16 << 20 };
 /// Most diagnostic lines that are kept for one check, and most bytes of them; the file has them all.

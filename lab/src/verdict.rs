@@ -118,7 +118,8 @@ pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
         (ending, _) => (ending.outcome(), Some(ending.to_string())),
     };
     let mut reasons: Vec<String> = reason.into_iter().collect();
-    reasons.extend(unsuccessful(evidence.rows, "checks"));
+    let all = evidence.asked.unwrap_or_default();
+    reasons.extend(unsuccessful(evidence.rows, all, "checks"));
     reasons.extend(evidence.trouble.map(died_of));
     if let (Ending::Ended(status), Ok(())) = (evidence.ending, evidence.report) {
         reasons.extend(flaws(evidence, *status));
@@ -135,6 +136,21 @@ pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
     }
 }
 
+/// Returns the reason why the guest ended before its report did, or `None` if it did not.
+pub(crate) fn cut_off(evidence: &Evidence<'_>) -> Option<String> {
+    match (evidence.ending, evidence.report) {
+        (ending @ Ending::TimedOut(_), _) => Some(ending.to_string()),
+        (ending @ Ending::Ended(_), Err(_)) => Some(death(ending, evidence.trouble, evidence.qemu)),
+        _ => None,
+    }
+}
+
+/// Returns the reason why a guest ended: `trouble`, a line of its console, or else its `ending` with
+/// the last line that `qemu` printed.
+pub(crate) fn death(ending: &Ending, trouble: Option<&str>, qemu: &str) -> String {
+    trouble.map_or_else(|| format!("{ending}: {qemu}"), died_of)
+}
+
 impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.outcome, self.reason)
@@ -144,7 +160,7 @@ impl fmt::Display for RunVerdict {
 /// Returns the message about a guest that died of `trouble`, a line of its console. QEMU's
 /// translator may keep a stale translation of a breakpoint with which Linux patches its code
 /// (docs/src/reliability.md, Known problems).
-pub(crate) fn died_of(trouble: &str) -> String {
+fn died_of(trouble: &str) -> String {
     let hint = match trouble.contains("Oops: int3") {
         true => "; with --accel tcg-multi that may be a race in QEMU, which --accel tcg avoids",
         false => "",
@@ -160,9 +176,9 @@ fn all_passed(checks: usize) -> String {
     }
 }
 
-/// Returns the number of failed `checks` (the word for the rows), with their names, or `None` if
-/// all passed.
-pub(crate) fn unsuccessful(rows: &[Row], checks: &str) -> Option<String> {
+/// Returns the number of failed checks among `all`, or among the rows if those are more, with their
+/// names, or `None` if no row has failed. `checks` is the word for them.
+pub(crate) fn unsuccessful(rows: &[Row], all: usize, checks: &str) -> Option<String> {
     let lacking = rows.iter().filter(|row| row.verdict != Verdict::Pass);
     let lacking: Vec<&Row> = lacking.collect();
     let (first, more) = lacking.split_at(lacking.len().min(NAMED));
@@ -188,7 +204,7 @@ pub(crate) fn unsuccessful(rows: &[Row], checks: &str) -> Option<String> {
     Some(format!(
         "{} of {} {checks} did not pass: {}{more}",
         lacking.len(),
-        rows.len(),
+        all.max(rows.len()),
         names.join(", ")
     ))
 }
@@ -325,7 +341,7 @@ mod tests {
             verdict.to_string()
         };
         let checks =
-            "4 of 5 checks did not pass: copy, copy, copy and 1 more; the console says: WARNING: x";
+            "4 of 6 checks did not pass: copy, copy, copy and 1 more; the console says: WARNING: x";
         assert_eq!(
             judged(&ended(256)),
             format!(

@@ -27,7 +27,7 @@ use crate::kvm::GivenUp;
 use crate::port_error::MONITOR;
 use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
-use crate::report::Report;
+use crate::report::{REPORT, Report};
 use crate::scenario::Scenario;
 use crate::servers::{self, Server};
 use crate::signals::Signals;
@@ -76,7 +76,7 @@ impl<'a> Guest<'a> {
         for (index, server) in started.servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
-        let mut report = Report::new(folder.file("report.ktap")?, scenario.interactive);
+        let mut report = Report::new(folder.file(REPORT)?, scenario.interactive);
         for check in &scenario.checks {
             report.await_result(check);
         }
