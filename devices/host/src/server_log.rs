@@ -10,6 +10,9 @@
 //! would then end the process without a message, is handled, so that a write fails with EFBIG
 //! instead (setrlimit(2), RLIMIT_FSIZE).
 
+#[cfg(test)]
+mod kept;
+mod once;
 mod rate_limit;
 mod stderr_logger;
 
@@ -17,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use crate::server_log::once::Once;
 use crate::server_log::rate_limit::RateLimit;
 use crate::server_log::stderr_logger::StderrLogger;
 
@@ -45,13 +49,14 @@ impl ServerLog {
     }
 }
 
-/// Sets the logger of a program that a person starts: without a limit. For `filter` see
+/// Sets the logger of a program that a person starts: without a limit, but with each warning once,
+/// because all guests and runs of a command may have the same. For `filter` see
 /// [`ServerLog::start`].
 pub fn log_without_limit(filter: &str) {
     outlive_file_size_limit();
     let logger = StderrLogger::from_env(filter);
     let level = logger.most();
-    if log::set_boxed_logger(Box::new(logger)).is_ok() {
+    if log::set_boxed_logger(Box::new(Once::new(logger))).is_ok() {
         log::set_max_level(level);
     }
 }

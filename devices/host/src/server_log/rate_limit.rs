@@ -141,25 +141,10 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::server_log::kept::Kept;
 
     thread_local! {
         static NOW: Cell<Instant> = Cell::new(Instant::now());
-    }
-
-    /// Keeps all logged messages.
-    #[derive(Default)]
-    struct Kept(Mutex<Vec<String>>);
-
-    impl Log for Kept {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            metadata.target() != "disabled"
-        }
-
-        fn log(&self, record: &Record<'_>) {
-            self.0.lock().push(record.args().to_string());
-        }
-
-        fn flush(&self) {}
     }
 
     #[test]
@@ -193,7 +178,7 @@ mod tests {
     }
 
     fn taken(limit: &RateLimit<Kept>) -> Vec<String> {
-        std::mem::take(&mut limit.logger.0.lock())
+        limit.logger.taken()
     }
 
     #[test]
