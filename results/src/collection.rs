@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::finished_run::VERDICT;
-use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults};
+use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults, SubtestResult};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
-use peerbar_report::{Pair, PciFunction};
+use peerbar_lab::verdict::RunVerdict;
+use peerbar_report::{Nested, Pair, PciFunction};
 use serde::de::DeserializeOwned;
 
 use crate::matrix::{MATRIX, MatrixFile, MatrixResults};
@@ -106,6 +107,12 @@ impl ReportedRun {
             bail!(
                 "{folder}: its results are of format {}, this peerbar reads format {FORMAT}",
                 results.format
+            );
+        }
+        if let Some(last) = other_verdict(folder, &results.verdict) {
+            let (folder, verdict) = (folder.display(), &results.verdict);
+            bail!(
+                "{folder}: {RESULTS} says `{verdict}`, and the file {VERDICT} `{last}`: the run could not be stored, or one was changed"
             );
         }
         if let Some(contradiction) = contradiction(&results) {
@@ -324,14 +331,31 @@ fn contradiction(results: &RunResults) -> Option<String> {
             "the exit code is {exit_code}, and the verdict `{verdict}`"
         ));
     }
-    let failed = results.checks.iter().find(|check| !check.passed())?;
+    let failed = results.checks.iter().find(|check| !check.passed());
+    let part = results.checks.iter().find_map(failed_part);
+    let wrong = match (failed, results.not_run.first(), part) {
+        (Some(check), ..) => Some(format!("`{}` did not pass", check.name)),
+        (None, Some(name), _) => Some(format!("`{name}` was not run")),
+        (None, None, part) => part.map(|name| format!("`{name}` failed")),
+    };
     let has_passed = verdict.outcome == RunOutcome::Passed;
-    has_passed.then(|| {
-        format!(
-            "the verdict is `{verdict}`, and `{}` did not pass",
-            failed.name
-        )
-    })
+    let wrong = wrong.filter(|_| has_passed);
+    wrong.map(|wrong| format!("the verdict is `{verdict}`, and {wrong}"))
+}
+
+/// Returns the name of a failed subtest.
+fn failed_part(check: &CheckResult) -> Option<String> {
+    let mut parts = SubtestResult::leaves(&check.subtests).into_iter();
+    let (name, _) = parts.find(|(_, part)| part.verdict == CheckStatus::Fail)?;
+    Some(format!("{} / {name}", check.name))
+}
+
+/// Returns the last line in the folder of a run, if it is not the `verdict` of the results. The
+/// folder may lack that file: it is written after the results are read for the first time.
+fn other_verdict(folder: &Path, verdict: &RunVerdict) -> Option<String> {
+    let last = run_file::read_to_string(&folder.join(VERDICT)).ok()?;
+    let last = last.trim_end();
+    (last != verdict.to_string().trim_end()).then(|| last.to_owned())
 }
 
 /// The contents of the folders of a merge.
@@ -390,6 +414,7 @@ fn verdict_without_results(folder: &Path) -> Option<String> {
     }
     let verdict = run_file::read_to_string(&folder.join(VERDICT));
     Some(match verdict {
+        Ok(verdict) if verdict.trim().is_empty() => "its verdict could not be stored".to_owned(),
         Ok(verdict) => verdict.trim_end().to_owned(),
         Err(_) => "it has not ended, or peerbar was killed".to_owned(),
     })
@@ -397,8 +422,13 @@ fn verdict_without_results(folder: &Path) -> Option<String> {
 
 fn json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let text = run_file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_slice(&text)
-        .with_context(|| format!("{} is not of this version of peerbar", path.display()))
+    serde_json::from_slice(&text).map_err(|error| {
+        let reason = match error.is_eof() {
+            true => "is cut short, so the run could not be stored",
+            false => "is not of this version of peerbar",
+        };
+        anyhow!(error).context(format!("{} {reason}", path.display()))
+    })
 }
 
 impl MatrixResults {
@@ -518,6 +548,32 @@ mod tests {
         });
         let check = check.unwrap_err();
         assert!(check.contains("and `copy #1` did not pass"), "{check}");
+        fn pass(run: &mut RunResults) {
+            run.exit_code = 0;
+            run.verdict.outcome = RunOutcome::Passed;
+            let checks = run.checks.iter_mut();
+            checks.for_each(|check| check.verdict = CheckStatus::Pass);
+        }
+        let rest = read(pass).unwrap_err();
+        assert!(rest.contains("and `reset` was not run"), "{rest}");
+        let part = read(|run| {
+            pass(run);
+            run.not_run.clear();
+        });
+        let part = part.unwrap_err();
+        assert!(
+            part.contains("and `copy #1 / suite / second` failed"),
+            "{part}"
+        );
+        fs::write(folder.path().join(RESULTS), "{\"format\": 1").unwrap();
+        let cut = Collection::read(&[folder.path().to_owned()]).unwrap_err();
+        assert!(format!("{cut:#}").contains("is cut short"), "{cut:#}");
+        fs::write(folder.path().join(VERDICT), "passed: all\n").unwrap();
+        let other = read(|_| {}).unwrap_err();
+        assert!(
+            other.contains("and the file verdict `passed: all`: "),
+            "{other}"
+        );
     }
 
     #[test]
@@ -532,7 +588,7 @@ mod tests {
         let folder = all.path().join("1-matrix");
         fs::create_dir(&folder).unwrap();
         let merge = |matrix: &MatrixResults| {
-            let file = serde_json::json!({ "format": 1, "exit_code": 0, "series": matrix.series, "matrix": matrix });
+            let file = serde_json::json!({ "format": 1, "exit_code": 1, "series": matrix.series, "matrix": matrix });
             fs::write(folder.join(MATRIX), file.to_string()).unwrap();
             Collection::merge(&[all.path().to_owned()]).unwrap()
         };
@@ -670,6 +726,9 @@ mod tests {
         assert_eq!(read().to_string(), killed);
         fs::write(run.path().join(VERDICT), "not run: no memory\n").unwrap();
         assert_eq!(read().to_string(), message("not run: no memory"));
+        fs::write(run.path().join(VERDICT), "").unwrap();
+        let unstored = message("its verdict could not be stored");
+        assert_eq!(read().to_string(), unstored);
     }
 
     #[test]
