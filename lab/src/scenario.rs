@@ -38,8 +38,8 @@ mod user_drivers;
 mod validate;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -77,6 +77,7 @@ use crate::guest_access::GuestAccess;
 use crate::guest_files::GuestFile;
 use crate::iommu::Iommu;
 use crate::module_sources::ModuleSources;
+use crate::size::Size;
 
 const DEMO: &str = include_str!("../../scenarios/demo.toml");
 
@@ -499,18 +500,34 @@ fn demand_known_checks(names: &[String], known: &[String]) -> anyhow::Result<()>
 }
 
 fn file_text(path: &Path) -> Result<String, ScenarioError> {
-    fs::read_to_string(path).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => catalogue::missing(path),
-        _ => ScenarioError::Unreadable {
-            path: path.to_owned(),
-            source,
-        },
+    read_text(path).map_err(|source| {
+        let path = path.to_owned();
+        let reason = match source.kind() {
+            ErrorKind::NotFound => return catalogue::missing(&path),
+            ErrorKind::IsADirectory => "it is a folder: name a file".to_owned(),
+            ErrorKind::InvalidData => "it is no text in UTF-8".to_owned(),
+            ErrorKind::FileTooLarge => format!("it is larger than {}", Size(catalogue::LARGEST)),
+            _ => source.to_string(),
+        };
+        ScenarioError::Unreadable { path, reason }
     })
+}
+
+/// Reads a file, or a pipe, whose text is not larger than a scenario may be.
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = Vec::new();
+    let most = catalogue::LARGEST.saturating_add(1);
+    let length = File::open(path)?.take(most).read_to_end(&mut text)?;
+    if length as u64 == most {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    String::from_utf8(text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
+    use std::fs;
     use std::os::unix::ffi::OsStrExt;
 
     use super::*;
@@ -570,6 +587,20 @@ mod tests {
         demo.set_timeout(Duration::from_secs(900));
         assert_eq!(demo.plan().check_seconds, 180);
         assert_eq!(demo.text, DEMO);
+    }
+
+    #[test]
+    fn file_that_is_no_scenario_is_refused_with_its_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.toml");
+        let refused = |path: &Path| Scenario::load(path).unwrap_err().to_string();
+        let reason = refused(folder.path());
+        assert!(reason.ends_with("it is a folder: name a file"), "{reason}");
+        fs::write(&path, [0xff, 0xfe]).unwrap();
+        let reason = refused(&path);
+        assert!(reason.ends_with("it is no text in UTF-8"), "{reason}");
+        let reason = refused(Path::new("/dev/zero"));
+        assert!(reason.ends_with("it is larger than 1M"), "{reason}");
     }
 
     #[test]

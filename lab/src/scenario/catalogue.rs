@@ -12,7 +12,7 @@ use crate::programs::program;
 /// The scenario that is always among those that come with peerbar.
 const ALWAYS: &str = "scenarios/demo.toml";
 /// Largest size of a scenario file.
-const LARGEST: u64 = 1 << 20;
+pub(super) const LARGEST: u64 = 1 << 20;
 /// Keys of the top level. Each scenario has one of them in addition to its name.
 const TABLES: [&str; 5] = ["nvme", "gpu", "nic", "machine", "check"];
 

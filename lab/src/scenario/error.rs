@@ -1,6 +1,5 @@
 //! The reason why a scenario is rejected, with the line of its file.
 
-use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,12 +25,12 @@ pub enum ScenarioError {
         way_out: String,
     },
     /// The file cannot be read.
-    #[error("{}: cannot read the scenario", path.display())]
+    #[error("{}: cannot read the scenario: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
-        source: io::Error,
+        /// The reason.
+        reason: String,
     },
     /// Its contents are rejected.
     #[error("{}:{line}: {message}", path.display())]

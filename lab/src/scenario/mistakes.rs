@@ -76,10 +76,10 @@ pub(super) fn review_text(path: &Path, text: &Arc<str>, known: &Known) -> Review
     problems.sort_by_key(|problem| problem.at.start);
     let mistakes = problems.into_iter();
     let mistakes = mistakes.map(|problem| problem.locate(path.to_owned(), Arc::clone(text)));
-    Review {
-        mistakes: mistakes.collect(),
-        checks,
-    }
+    let mut mistakes: Vec<ScenarioError> = mistakes.collect();
+    // Words that are no TOML are as many mistakes of syntax.
+    mistakes.dedup_by_key(|mistake| mistake.to_string());
+    Review { mistakes, checks }
 }
 
 /// A document under review.
@@ -911,6 +911,12 @@ mod tests {
         let found = mistakes("name = \"x\ncolour = 1\n[[nvme]\nnames = 1\n");
         assert!(found.len() >= 2, "{found:#?}");
         assert!(found[0].starts_with("1: "), "{found:#?}");
+    }
+
+    #[test]
+    fn line_of_plain_words_is_one_mistake() {
+        let found = mistakes("root:x:0:0:root:/root:/bin/bash\n");
+        assert_eq!(found.len(), BTreeSet::from_iter(&found).len(), "{found:#?}");
     }
 
     #[test]
