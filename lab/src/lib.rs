@@ -112,6 +112,7 @@ pub mod runs;
 pub mod scenario;
 pub mod server_arguments;
 pub mod servers;
+pub mod shell_word;
 pub mod signals;
 pub mod size;
 pub mod socket_folder;

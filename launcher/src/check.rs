@@ -8,6 +8,7 @@ use peerbar_lab::artifacts::{OWN_MODULES, Own};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::present;
 use peerbar_lab::scenario::{Known, Review, review};
+use peerbar_lab::shell_word::quoted;
 use peerbar_lab::terminal::{print, say};
 
 /// Prints the mistakes of each of `files`, or that it has none. After an unreadable file, the
@@ -66,10 +67,10 @@ fn text(file: &Path, review: &Review) -> String {
         let lines = review.mistakes.iter();
         return lines.map(|mistake| format!("{mistake}\n")).collect();
     }
-    let file = file.display();
+    let (word, file) = (quoted(&file.to_string_lossy()), file.display());
     match review.checks {
         0 => format!(
-            "{file}: ok, but without a [[check]]: `peerbar shell {file}` takes it, `peerbar run` does not\n"
+            "{file}: ok, but without a [[check]]: `peerbar shell {word}` takes it, `peerbar run` does not\n"
         ),
         1 => format!("{file}: ok, 1 check\n"),
         checks => format!("{file}: ok, {checks} checks\n"),

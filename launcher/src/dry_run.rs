@@ -12,6 +12,7 @@ use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Boot, Sockets};
 use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::server_arguments::{ServerCommand, fabric_command, server_commands};
+use peerbar_lab::shell_word::quoted;
 use peerbar_lab::topology::Topology;
 
 /// Stands for the folder that a run makes for its sockets.
@@ -107,26 +108,12 @@ fn line(words: impl Iterator<Item = String>) -> String {
     words.join(" ") + "\n"
 }
 
-/// Quotes a word for a POSIX shell.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain =
-        |character: char| character.is_ascii_alphanumeric() || "-_./=,:+@%".contains(character);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn words_survive_a_shell() {
-        assert_eq!(quoted("-M"), "-M");
-        assert_eq!(quoted("a b"), "'a b'");
-        assert_eq!(quoted(""), "''");
-        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+    fn words_are_a_line_for_a_shell() {
         assert_eq!(
             line(["a".to_owned(), "{\"b\"}".to_owned()].into_iter()),
             "a '{\"b\"}'\n"

@@ -1,6 +1,6 @@
 //! `peerbar init`: a scenario to begin with.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
+use peerbar_lab::shell_word::quoted;
 use peerbar_lab::terminal::print;
 
 /// Writes the template as `file`, which must not be there unless `force` is given.
@@ -20,15 +21,22 @@ pub(crate) fn init(file: &Path, force: bool) -> Result<ExitCode, Failure> {
         .create(true)
         .create_new(!force);
     let mut opened = options.open(file).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists | ErrorKind::IsADirectory if file.is_dir() => {
+            Failure::Usage(anyhow!("{shown} is a folder: name a file"))
+        }
         ErrorKind::AlreadyExists => Failure::Usage(anyhow!(
             "{shown} is there already: name another file, or use --force"
         )),
         _ => Failure::Usage(anyhow!(error).context(format!("cannot write {shown}"))),
     })?;
     let written = opened.write_all(Scenario::TEMPLATE.as_bytes());
-    written.with_context(|| format!("cannot write {shown}"))?;
+    written
+        // Half a scenario would be in the way of the next attempt.
+        .inspect_err(|_| drop(fs::remove_file(file)))
+        .with_context(|| format!("cannot write {shown}"))?;
     print(&format!(
-        "{shown}: change it, and run it by `peerbar run {shown}`\n"
+        "{shown}: change it, and run it by `peerbar run {}`\n",
+        quoted(&file.to_string_lossy())
     ))?;
     Ok(ExitCode::SUCCESS)
 }

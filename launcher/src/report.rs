@@ -9,13 +9,14 @@ use anyhow::Context;
 use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::RunResults;
 use peerbar_lab::run_file;
+use peerbar_lab::shell_word::quoted;
 use peerbar_lab::terminal::{print, printable};
 use peerbar_report::PciFunction;
 use peerbar_results::{Collection, Explained, ReportFile, ReportedRun, junit, page};
 
 use crate::cli::{self, ReportFormat};
 use crate::guest_folder::GuestName;
-use crate::{dry_run, explain, iommu};
+use crate::{explain, iommu};
 
 /// File for readers of test results.
 const JUNIT: &str = "junit.xml";
@@ -102,7 +103,7 @@ fn commands(reason: &str, has_explanations: bool, folder: &Path) -> Vec<String> 
         (is_sanitized, "iommu --sanitize"),
         (has_explanations, "explain"),
     ];
-    let folder = dry_run::quoted(&folder.to_string_lossy());
+    let folder = quoted(&folder.to_string_lossy());
     let commands = commands.into_iter().filter(|(is_wanted, _)| *is_wanted);
     commands
         .map(|(_, command)| format!("why: peerbar {command} --run {folder}\n"))

@@ -15,12 +15,12 @@ use clap::Args;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_program::{GuestProgram, socket_of};
 use peerbar_lab::qemu::VSOCK;
+use peerbar_lab::shell_word::quoted;
 use peerbar_lab::socket_folder::SSH;
 use peerbar_lab::terminal::print;
 use peerbar_report::exec::ProgramRequest;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::dry_run::quoted;
 use crate::guest_folder::GuestName;
 use crate::relay::relay;
 

@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::mistakes::{Known, review_text};
 use crate::exit::Failure;
+use crate::shell_word::quoted;
 
 /// A scenario that cannot be run.
 #[derive(Debug, Error)]
@@ -75,7 +76,7 @@ impl From<ScenarioError> for Failure {
                 0 | 1 => error.into(),
                 mistakes => anyhow!(
                     "{error}; `peerbar check {}` shows all {mistakes} mistakes",
-                    path.display()
+                    quoted(&path.to_string_lossy())
                 ),
             },
         )
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn failure_points_to_all_mistakes_where_there_are_more() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("x.toml");
+        let file = folder.path().join("a b.toml");
         let said = |text: &str| {
             std::fs::write(&file, text).unwrap();
             let error = Scenario::load(&file).unwrap_err();
@@ -228,7 +229,7 @@ mod tests {
             "{one}"
         );
         let two = said(&disk.replace("1M", "1Q"));
-        let all = format!("`peerbar check {}` shows all 2 mistakes", file.display());
+        let all = format!("`peerbar check '{}'` shows all 2 mistakes", file.display());
         assert!(two.ends_with(&all), "{two}");
     }
 }

@@ -9,11 +9,11 @@ use anyhow::Context;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::own_qemu::OwnQemu;
 use peerbar_lab::scenario::Scenario;
+use peerbar_lab::shell_word::quoted;
 use serde::Serialize;
 
 use super::emulator::FoundEmulator;
 use crate::cli;
-use crate::dry_run::quoted;
 
 /// File in a run's folder: QEMU's arguments as a shell reads them.
 const ARGUMENTS: &str = "qemu.args";

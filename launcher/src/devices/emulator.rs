@@ -10,10 +10,9 @@ use peerbar_images::{Cache, Origin, Qemu, Version};
 use peerbar_lab::artifacts::{Own, until_a_signal};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::own_qemu::Emulator;
+use peerbar_lab::shell_word::quoted;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::{kvm, present};
-
-use crate::dry_run::quoted;
 
 /// The script in the folder of a domain that starts peerbar's own QEMU, as libvirt starts a program by its path alone.
 const SCRIPT: &str = "qemu-system-x86_64";
