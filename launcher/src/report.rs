@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use peerbar_lab::exit::{Failure, RunOutcome};
-use peerbar_lab::results::RunResults;
 use peerbar_lab::run_file;
 use peerbar_lab::shell_word::quoted;
 use peerbar_lab::terminal::{print, printable};
@@ -180,13 +179,19 @@ fn formatted(collection: &Collection, format: ReportFormat) -> anyhow::Result<St
 
 /// Returns a line for each run and matrix, and for each missing one.
 fn summary(collection: &Collection) -> String {
-    let run = |(name, run): (String, &RunResults)| {
+    let run = |(name, reported): (String, &ReportedRun)| {
+        let run = &reported.results;
         let passed = run.checks.iter().filter(|check| check.passed()).count();
         let all = run.checks.len().saturating_add(run.not_run.len());
-        format!("{name}: {}, {passed} of {all} checks passed\n", run.verdict)
+        // The latest run may be another one than the user expects.
+        let started = run.started.to_minutes();
+        format!(
+            "{name}: {}, {passed} of {all} checks passed ({started})\n",
+            run.verdict
+        )
     };
-    let results = collection.runs.iter().map(|reported| &reported.results);
-    let runs = collection.run_names().into_iter().zip(results).map(run);
+    let runs = collection.run_names().into_iter();
+    let runs = runs.zip(&collection.runs).map(run);
     let matrices = collection.matrices.iter().map(|matrix| {
         let agree = matrix
             .cells

@@ -37,13 +37,29 @@ fn kernel_that_cannot_be_built_is_wrong_usage() {
 #[test]
 fn folder_without_runs_is_named_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["explain", "iommu", "trace"] {
+    for command in ["explain", "iommu", "report", "trace"] {
         let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
         let output = peerbar.arg(command).current_dir(&folder).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{command}");
         let begins = "peerbar: runs/latest: no run is there: run a scenario, ";
         assert!(stderr(&output).starts_with(begins), "{}", stderr(&output));
     }
+}
+
+#[test]
+fn report_says_when_its_run_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("runs/latest");
+    fs::create_dir_all(&run).unwrap();
+    let results = r#"{"format": 1, "scenario": "x", "exit_code": 0, "seconds": 1.0, "checks": [], "not_run": [],
+        "verdict": {"outcome": "passed", "reason": "nothing failed"}, "started": "2026-11-21T03:28:38Z",
+        "versions": {"peerbar": "0.1.0", "qemu": "11.1.3", "kernel": "7.3.4", "packages": null}}"#;
+    fs::write(run.join("results.json"), results).unwrap();
+    let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
+    let output = peerbar.arg("report").current_dir(&folder).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let expected = "x: passed: nothing failed, 0 of 0 checks passed (2026-11-21 03:28 UTC)\n";
+    assert_eq!(shown, expected, "{}", stderr(&output));
 }
 
 #[test]

@@ -217,6 +217,11 @@ impl Collection {
                     "{}: the run has no results: {verdict}; its console.log and qemu.log say more",
                     folder.display()
                 );
+            } else if !folder.exists() {
+                bail!(
+                    "{}: no run is there: run a scenario, or name the folder of a run",
+                    folder.display()
+                );
             } else {
                 bail!(
                     "{}: there is no {RESULTS} and no {MATRIX}: name the folder of a run or of a matrix, or look below it by \
@@ -703,12 +708,12 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let error = Collection::merge(&[empty.path().to_owned()]).unwrap_err();
         assert!(error.to_string().contains("no run, matrix or plan"));
-        let error = Collection::read(&["no/such".into()])
-            .unwrap_err()
-            .to_string();
-        let message =
-            "no/such: there is no results.json and no matrix.json: name the folder of a run";
-        assert!(error.starts_with(message), "{error}");
+        let error = Collection::read(&["no/such".into()]).unwrap_err();
+        let message = "no/such: no run is there: run a scenario, ";
+        assert!(error.to_string().starts_with(message), "{error}");
+        let error = Collection::read(&[empty.path().to_owned()]).unwrap_err();
+        let message = ": there is no results.json and no matrix.json: name the folder of a run";
+        assert!(error.to_string().contains(message), "{error}");
     }
 
     #[test]
