@@ -99,6 +99,7 @@ impl LabOptions {
     /// # Errors
     /// The reason why the guest does not become ready. The run's folder has the logs.
     pub fn start(self, scenario: Scenario) -> Result<Lab, LabError> {
+        self.runs.check()?;
         let mut lab = self.boot(scenario, None)?;
         lab.become_ready()?;
         Ok(lab)

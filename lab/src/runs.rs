@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use clap::Args;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use thiserror::Error;
@@ -19,6 +19,7 @@ use crate::exit::Failure;
 use crate::folder::{Folder, LATEST};
 use crate::run_series::RunSeries;
 use crate::started::{STARTED, Started};
+use crate::temporary_folder::try_file;
 
 /// Default folder of the runs.
 pub const DEFAULT: &str = "runs";
@@ -80,6 +81,31 @@ impl Runs {
         }
     }
 
+    /// Checks that a run can begin here, which a command does before its downloads. Makes the folder
+    /// of all runs.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] if the name is taken; those of the file system.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.run_folder.is_some() {
+            return Ok(());
+        }
+        let named = self.name.as_ref().map(|name| self.folder.join(&name.0));
+        if let Some(path) = named.filter(|path| path.exists()) {
+            let path = path.display();
+            return Err(Failure::Usage(anyhow!(
+                "{path} exists: choose another --name, or remove it"
+            )));
+        }
+        let folder = self.folder.display();
+        fs::create_dir_all(&self.folder)
+            .and_then(|()| try_file(&self.folder))
+            .with_context(|| {
+                format!("no run can be kept in {folder}: name another folder with --runs")
+            })?;
+        Ok(())
+    }
+
     /// Makes the folder of a run of `scenario`, and removes those of former runs that do not stay.
     ///
     /// # Errors
@@ -88,17 +114,9 @@ impl Runs {
         if let (Some(folder), Some(series)) = (&self.run_folder, &self.run_series) {
             return Ok(Folder::opened(folder.clone())?.of_series(series));
         }
+        self.check()?;
         let folder = match &self.name {
-            Some(name) => {
-                let path = self.folder.join(&name.0);
-                if path.exists() {
-                    let path = path.display();
-                    return Err(Failure::Usage(anyhow!(
-                        "{path} exists: choose another --name, or remove it"
-                    )));
-                }
-                Folder::named(&self.folder, &name.0)?
-            }
+            Some(name) => Folder::named(&self.folder, &name.0)?,
             None => Folder::create(&self.folder, scenario, SystemTime::now())?,
         };
         let folder = folder.of_series(self.series().id());
@@ -424,6 +442,25 @@ mod tests {
         Runs::below(runs.path()).begin("demo").unwrap();
         assert_eq!(names(runs.path()).len(), 27);
         assert_eq!(Runs::default().kept(), Some(KEPT));
+    }
+
+    #[test]
+    fn folder_that_can_keep_no_run_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut runs = Runs::below(&folder.path().join("new/runs"));
+        runs.check().unwrap();
+        runs.name = Some("taken".parse().unwrap());
+        fs::create_dir(runs.folder.join("taken")).unwrap();
+        assert!(matches!(runs.check(), Err(Failure::Usage(_))));
+        fs::write(folder.path().join("file"), "").unwrap();
+        let error = Runs::below(&folder.path().join("file")).check();
+        let error = error.unwrap_err().to_string();
+        let file = folder.path().join("file");
+        let begins = format!(
+            "no run can be kept in {}: name another folder with --runs: ",
+            file.display()
+        );
+        assert!(error.starts_with(&begins), "{error}");
     }
 
     #[test]

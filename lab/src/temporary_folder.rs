@@ -24,8 +24,8 @@ pub fn temporary_folder() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Makes a file, and removes it.
-fn try_file(folder: &Path) -> io::Result<()> {
+/// Makes a file in `folder`, and removes it.
+pub(crate) fn try_file(folder: &Path) -> io::Result<()> {
     let file = tempfile::Builder::new().make_in(folder, |path| File::create_new(path))?;
     file.close()
 }

@@ -79,6 +79,7 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
         print(&format!("shard {shard} has no boot of the matrix\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
+    options.runs.check()?;
     // Downloads and builds happen once, before several runs ask for them.
     let artifacts = artifacts(options, &orders, &signals)?;
     let kernel = kernel(&artifacts.guest.release)?;

@@ -46,6 +46,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         }
     }
     named_once(options.runs.name.as_ref(), scenarios.len())?;
+    options.runs.check()?;
     if options.jobs.get() > 1 {
         return parallel::run(options, &scenarios, signals);
     }
