@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use peerbar_images::Progress;
 use peerbar_lab::terminal::printable;
 use tar::Builder;
@@ -36,6 +36,11 @@ impl Source {
     /// Examines the file or folder at `from`.
     pub(super) fn new(from: &Path) -> anyhow::Result<Self> {
         let path = fs::canonicalize(from).with_context(|| cannot_read(from))?;
+        ensure!(
+            path.is_file() || path.is_dir(),
+            "{} is no file and no folder, and nothing else is copied into a guest",
+            from.display()
+        );
         let name = path.file_name();
         let name = name.with_context(|| format!("{} has no name for the guest", from.display()))?;
         let name = name.to_str().with_context(|| {

@@ -135,6 +135,16 @@ fn script_replaces_a_file() {
 }
 
 #[test]
+fn device_of_the_host_is_not_copied() {
+    let refused = pack::Source::new(Path::new("/dev/zero")).err();
+    let reason = refused.map(|error| error.to_string()).unwrap_or_default();
+    assert!(
+        reason.starts_with("/dev/zero is no file and no folder"),
+        "{reason}"
+    );
+}
+
+#[test]
 fn file_that_does_not_tell_its_length_is_packed_whole() {
     for path in [
         "/proc/version",
