@@ -9,7 +9,7 @@ use crate::child::last_line;
 use crate::console::Console;
 use crate::folder::Folder;
 use crate::guest::{Guest, QEMU_LOG};
-use crate::report::{REPORT, Report, Row};
+use crate::report::{CheckTime, REPORT, Report, Row};
 use crate::results::{RESULTS, RunResults};
 use crate::scenario::Scenario;
 use crate::started::Started;
@@ -76,17 +76,22 @@ impl FinishedRun {
         })
     }
 
+    /// Returns the times of the checks, by the names that the scenario gives them.
+    fn times(&self, scenario: &Scenario) -> Vec<CheckTime> {
+        let mut times = self.report.times().to_vec();
+        for (number, time) in (1..).zip(&mut times) {
+            time.name = scenario.label(number).unwrap_or(&time.name).to_owned();
+        }
+        times
+    }
+
     /// Judges the run, and stores its results in its folder. [`Concluded::seal`] must follow.
     ///
     /// # Errors
     /// A file that cannot be written.
     pub fn conclude(self, scenario: &Scenario, folder: &Folder) -> anyhow::Result<Concluded> {
         folder.write_json(EVIDENCE, &self.report.evidence())?;
-        let mut times = self.report.times().to_vec();
-        for (number, time) in (1..).zip(&mut times) {
-            time.name = scenario.label(number).unwrap_or(&time.name).to_owned();
-        }
-        folder.write_json(TIMES, &times)?;
+        folder.write_json(TIMES, &self.times(scenario))?;
         let was_ready = self.report.is_ready();
         let (mut rows, rest, report) = self.report.finish();
         for (number, row) in (1..).zip(&mut rows) {
@@ -103,8 +108,8 @@ impl FinishedRun {
         };
         let reason = cut_off(&evidence).filter(|_| was_ready);
         if let Some(row) = reason.and_then(|reason| at_work(&reason, scenario, rows.len())) {
-            rows.push(row);
-            add_last(&rows, folder)?;
+            rows.push(row.clone());
+            add_to_report(row, rows.len(), folder)?;
         }
         let verdict = judge(&Evidence {
             rows: &rows,
@@ -138,17 +143,14 @@ fn at_work(reason: &str, scenario: &Scenario, done: usize) -> Option<Row> {
     })
 }
 
-/// Adds the last of `rows` to the report of a guest that can no longer do so.
-fn add_last(rows: &[Row], folder: &Folder) -> anyhow::Result<()> {
-    let Some(row) = rows.last() else {
-        return Ok(());
-    };
+/// Adds the result with this number to the report of a guest that can no longer do so.
+fn add_to_report(row: Row, number: usize, folder: &Folder) -> anyhow::Result<()> {
     let result = Line::Result {
-        number: u32::try_from(rows.len()).unwrap_or(u32::MAX),
-        name: row.name.clone(),
-        verdict: row.verdict.clone(),
+        number: u32::try_from(number).unwrap_or(u32::MAX),
+        name: row.name,
+        verdict: row.verdict,
     };
-    let diagnostics = row.diagnostics.iter().cloned().map(Line::Diagnostic);
+    let diagnostics = row.diagnostics.into_iter().map(Line::Diagnostic);
     // The guest may have ended within a line.
     let mut text = String::from("\n");
     for line in diagnostics.chain([result]) {
