@@ -428,3 +428,21 @@ fn image_failure(error: ImageError) -> Failure {
         _ => Failure::Environment(error.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_modules_are_those_that_are_built() {
+        let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest");
+        let mut built = Vec::new();
+        for folder in ["gpu-driver", "nvme-queues"] {
+            let rules = fs::read_to_string(guest.join(folder).join("Kbuild")).unwrap();
+            let objects = rules.lines().filter(|line| line.starts_with("obj-m "));
+            let objects = objects.flat_map(str::split_whitespace);
+            built.extend(objects.filter_map(|object| Some(object.strip_suffix(".o")?.to_owned())));
+        }
+        assert_eq!(built, OWN_MODULES);
+    }
+}
