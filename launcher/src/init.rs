@@ -30,10 +30,11 @@ pub(crate) fn init(file: &Path, force: bool) -> Result<ExitCode, Failure> {
         _ => Failure::Usage(anyhow!(error).context(format!("cannot write {shown}"))),
     })?;
     let written = opened.write_all(Scenario::TEMPLATE.as_bytes());
-    written
-        // Half a scenario would be in the way of the next attempt.
-        .inspect_err(|_| drop(fs::remove_file(file)))
-        .with_context(|| format!("cannot write {shown}"))?;
+    if written.is_err() && !force {
+        // The file is new, and half a scenario would be in the way of the next attempt.
+        drop(fs::remove_file(file));
+    }
+    written.with_context(|| format!("cannot write {shown}"))?;
     print(&format!(
         "{shown}: change it, and run it by `peerbar run {}`\n",
         quoted(&file.to_string_lossy())
