@@ -85,7 +85,8 @@ impl Runs {
     /// of all runs.
     ///
     /// # Errors
-    /// [`Failure::Usage`] if the name is taken; those of the file system.
+    /// [`Failure::Usage`] if the name, or that of the link to the latest run, is taken; those of the
+    /// file system.
     pub fn check(&self) -> Result<(), Failure> {
         if self.run_folder.is_some() {
             return Ok(());
@@ -95,6 +96,13 @@ impl Runs {
             let path = path.display();
             return Err(Failure::Usage(anyhow!(
                 "{path} exists: choose another --name, or remove it"
+            )));
+        }
+        let latest = self.folder.join(LATEST);
+        if latest.is_dir() && !latest.is_symlink() {
+            let latest = latest.display();
+            return Err(Failure::Usage(anyhow!(
+                "{latest} is a folder, in place of the link to the latest run: move it away, or name another folder with --runs"
             )));
         }
         let folder = self.folder.display();
@@ -451,6 +459,9 @@ mod tests {
         runs.check().unwrap();
         runs.name = Some("taken".parse().unwrap());
         fs::create_dir(runs.folder.join("taken")).unwrap();
+        assert!(matches!(runs.check(), Err(Failure::Usage(_))));
+        runs.name = None;
+        fs::create_dir(runs.folder.join(LATEST)).unwrap();
         assert!(matches!(runs.check(), Err(Failure::Usage(_))));
         fs::write(folder.path().join("file"), "").unwrap();
         let error = Runs::below(&folder.path().join("file")).check();
