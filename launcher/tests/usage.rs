@@ -47,6 +47,19 @@ fn folder_without_runs_is_named_with_what_to_do() {
 }
 
 #[test]
+fn init_that_cannot_write_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "ulimit -f 0; exec \"$0\" init x.toml";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", line, env!("CARGO_BIN_EXE_peerbar")]);
+    let output = shell.current_dir(&folder).output().unwrap();
+    assert_eq!(output.status.code(), Some(69), "{}", stderr(&output));
+    let begins = "peerbar: cannot write x.toml: ";
+    assert!(stderr(&output).starts_with(begins), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+#[test]
 fn report_says_when_its_run_was() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("runs/latest");
