@@ -15,14 +15,14 @@ const MOST: u64 = 1 << 30;
 /// Opens the file at `path`, without waiting and not through a link.
 ///
 /// # Errors
-/// Those of the system; [`ErrorKind::InvalidInput`] if it is no regular file.
+/// Those of the system; [`ErrorKind::InvalidInput`] if it is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     if file.metadata()?.is_file() {
         Ok(file)
     } else {
-        let text = "it is no regular file: a guest with --share-rw may have replaced it";
+        let text = "it is not a regular file: a guest with --share-rw may have replaced it";
         Err(io::Error::new(ErrorKind::InvalidInput, text))
     }
 }

@@ -658,12 +658,12 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: there is no key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `pmr`, `faults`, `counted`, `namespaces`, \
+            "x.toml:8: unknown key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `pmr`, `faults`, `counted`, `namespaces`, \
              `cmb`, `cmb-queues`, `cmb-legacy`, `block-size`, `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
-            "x.toml:8: `cmb`: `64MB` is no size: write bytes, or a number with K, M, G or T, such as `64M`"
+            "x.toml:8: `cmb`: invalid size `64MB`: expected bytes, or a number with K, M, G or T, such as `64M`"
         );
     }
 
@@ -744,15 +744,15 @@ mod tests {
             ),
             (
                 format!("below = \"s0\"\nlink = \"lossy\"\n{DISK}"),
-                "9: link mode \"lossy\" is none of route, redirect, unsupported-request, drop",
+                "9: invalid link mode \"lossy\": expected route, redirect, unsupported-request or drop",
             ),
             (
                 format!("{DISK}link-latency = \"2\""),
-                "9: `link-latency`: `2` is no latency: write one up to 100ms, such as 2us or 500ns",
+                "9: `link-latency`: `2` must be a latency up to 100ms, such as 2us or 500ns",
             ),
             (
                 format!("{DISK}link-bandwidth = \"4G\""),
-                "9: `link-bandwidth`: `4G` is no bandwidth: write one from 1MiB/s on, such as 4GiB/s",
+                "9: `link-bandwidth`: `4G` must be a bandwidth from 1MiB/s on, such as 4GiB/s",
             ),
         ]);
     }
@@ -782,11 +782,11 @@ mod tests {
             ),
             (
                 format!("{DISK}cmb-queues = true"),
-                "9: `cmb-queues`: there is no CMB: give it a size with `cmb`",
+                "9: `cmb-queues`: no CMB: give it a size with `cmb`",
             ),
             (
                 format!("{DISK}cmb-legacy = true"),
-                "9: `cmb-legacy`: there is no CMB: give it a size with `cmb`",
+                "9: `cmb-legacy`: no CMB: give it a size with `cmb`",
             ),
         ]);
     }
@@ -816,7 +816,7 @@ mod tests {
             ),
             (
                 format!("{DISK}poll = \"often\""),
-                "9: `poll`: `often` is none of never, adaptive, always",
+                "9: `poll`: `often` must be never, adaptive or always",
             ),
         ]);
     }
@@ -826,12 +826,12 @@ mod tests {
         assert_refused([
             (
                 format!("{DISK}seed-fault = [\"lost:1\"]"),
-                "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
+                "9: `seed-fault`: `lost:1` must be KIND:BLOCK, such as unmapped:2048; the kinds are unmapped, beyond-52-bits, \
                  wraps, after-unmap, past-end, write-back",
             ),
             (
                 format!("{DISK}faults = [\"drop dma\", \"fail completion\"]"),
-                "9: `faults`: `fail completion` has no subject of `fail`: write command, admin-command, gpu-command, dma, mapping",
+                "9: `faults`: `fail completion` must name a subject of `fail`: command, admin-command, gpu-command, dma, mapping",
             ),
             (
                 format!("{DISK}[[gpu]]\nname = \"g0\"\nfaults = [\"fail command\"]"),
@@ -912,11 +912,11 @@ mod tests {
             ),
             (
                 format!("{copy}sizes = [\"6K\"]\noffsets = [0]"),
-                "16: `sizes`: 6K is no multiple of 4K",
+                "16: `sizes`: 6K is not a multiple of 4K",
             ),
             (
                 format!("{copy}sizes = [\"4K\"]\noffsets = [100]"),
-                "17: `offsets`: 100 is no multiple of 512",
+                "17: `offsets`: 100 is not a multiple of 512",
             ),
             (
                 format!("{copy}sizes = []\noffsets = [0]"),
@@ -928,7 +928,7 @@ mod tests {
             ),
             (
                 format!("{copy}sizes = [\"4K\"]\noffsets = [0]\nthreads = 0"),
-                "18: `threads = 0`: from 1 to 64 threads can copy",
+                "18: `threads = 0`: expected 1 to 64",
             ),
             (
                 "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \"a\\u001b[2J\"".to_owned(),
@@ -948,7 +948,7 @@ mod tests {
             assert_eq!(check(&lines), format!("x.toml:{message}"));
         }
         let unknown = check("kind = \"copied\"");
-        let start = "x.toml:12: there is no kind of check `copied`: ";
+        let start = "x.toml:12: unknown kind of check `copied`: ";
         assert!(unknown.starts_with(start), "{unknown}");
     }
 
@@ -1029,7 +1029,7 @@ mod tests {
         );
         let unknown = error("kind = \"copied\"\ndevice = \"d0\"");
         assert!(
-            unknown.starts_with("check:1: there is no kind of check `copied`"),
+            unknown.starts_with("check:1: unknown kind of check `copied`"),
             "{unknown}"
         );
         // A missing key is reported at the header, which is not part of the caller's text.

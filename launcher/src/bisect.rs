@@ -37,7 +37,7 @@ pub(crate) fn bisect(options: &cli::Bisect) -> Result<ExitCode, Failure> {
     let is_tree = KernelTree::around(&step.tree).is_some_and(|found| found.path() == step.tree);
     if !is_tree && step.builder.is_none() {
         return Err(Failure::Usage(anyhow!(
-            "{} is no kernel tree: name its top folder with --tree",
+            "{} is not a kernel tree: name its top folder with --tree",
             step.tree.display()
         )));
     }

@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(error.code(), 2);
         let report = error.to_string();
         assert!(
-            report.starts_with("`{disk9}` stands for nothing"),
+            report.starts_with("unknown placeholder `{disk9}`"),
             "{report}"
         );
     }

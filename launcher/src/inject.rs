@@ -102,7 +102,7 @@ mod tests {
     fn fabric_takes_rules_of_its_own() {
         let message = refusal("fabric", &["drop", "completion"]);
         assert!(
-            message.contains("begins with no pair of adapters"),
+            message.contains("must begin with a pair of adapters"),
             "{message}"
         );
         for words in [["a->b", "loss=1%"], ["a<->b", "partition"]] {

@@ -101,7 +101,7 @@ fn broken_scenario_names_its_line() {
     .unwrap();
     let output = peerbar(&["run", path.to_str().unwrap()]).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let message = "`soon` is no time limit: write seconds or minutes from `1s` to `1440m`";
+    let message = "invalid time limit `soon`: expected seconds or minutes from `1s` to `1440m`";
     assert_eq!(
         stderr(&output),
         format!("peerbar: {}:2: {message}\n", path.display())

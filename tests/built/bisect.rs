@@ -138,7 +138,7 @@ fn bisect_refuses_what_is_no_commit_or_no_tree() {
     let text = refused(&["nonsense", "HEAD", "--tree", "tree", "--builder", "builder"]);
     assert!(text.contains("nonsense is no commit of"), "{text}");
     let text = refused(&["HEAD", "HEAD", "--tree", "tree"]);
-    assert!(text.contains("is no kernel tree"), "{text}");
+    assert!(text.contains("is not a kernel tree"), "{text}");
     let text = refused(&["HEAD", "HEAD", "--tree", "tree", "--", "missing.toml"]);
     assert!(text.contains("missing.toml"), "{text}");
     assert_eq!(

@@ -235,7 +235,7 @@ fn mistakes_are_named(kept: &Kept) {
     for (words, status, named) in [
         (["./none"], 127, "cannot start ./none in /host of the guest"),
         (["./kept.toml"], 126, "Permission denied"),
-        (["{disk7}"], 2, "`{disk7}` stands for nothing"),
+        (["{disk7}"], 2, "unknown placeholder `{disk7}`"),
         (["kept.toml"], 127, "write ./kept.toml"),
     ] {
         let output = kept.exec(&words);

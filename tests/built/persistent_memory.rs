@@ -82,7 +82,7 @@ fn what_a_gpu_has_written_is_there_in_the_next_boot() -> anyhow::Result<()> {
     let (code, printed) = boot(folder.path())?;
     ensure!(code == Some(1), "a changed byte: {code:?}: {printed}");
     ensure!(
-        printed.contains("what run 2 has left is not there any more"),
+        printed.contains("the data of run 2 is lost"),
         "{printed}"
     );
     Ok(())

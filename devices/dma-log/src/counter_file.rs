@@ -87,7 +87,7 @@ pub enum CounterFileError {
     Signature,
     /// The layout has another version.
     #[error(
-        "counter file of version {0}, not {VERSION}: device and reader are of different builds"
+        "counter file of version {0}, not {VERSION}: device and reader are from different builds"
     )]
     Version(u32),
 }

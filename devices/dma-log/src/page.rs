@@ -134,7 +134,7 @@ pub enum DmaLogError {
     #[error("DMA log without the signature PEERBAR: not a device of peerbar")]
     Signature,
     /// The page has another version.
-    #[error("DMA log of version {0}, not {VERSION}: device and reader are of different builds")]
+    #[error("DMA log of version {0}, not {VERSION}: device and reader are from different builds")]
     Version(u32),
     /// Entries have another size.
     #[error("DMA log entries of {0} bytes, not {ENTRY_SIZE}")]

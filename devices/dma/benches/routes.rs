@@ -1,9 +1,6 @@
 //! The cost of a small read, with few mappings and with many: `cargo bench -p peerbar-dma`.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a benchmark that goes wrong shall panic"
-)]
+#![allow(clippy::unwrap_used, reason = "a benchmark panics if it fails")]
 
 use std::cell::Cell;
 use std::sync::Arc;

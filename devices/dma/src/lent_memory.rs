@@ -300,7 +300,7 @@ fn rounded(len: usize, block: u32) -> Option<usize> {
 /// Installs the SIGBUS handler, so that this process survives the loss of lent memory.
 fn handle_sigbus() -> io::Result<()> {
     if let Err(error) = membarrier(MembarrierCommand::RegisterPrivateExpedited) {
-        log::debug!("there are no barriers for all threads: {error}");
+        log::debug!("barriers across all threads are not available: {error}");
     }
     // SAFETY: all zeros are a valid value: an empty mask, no flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

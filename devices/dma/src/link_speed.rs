@@ -65,12 +65,12 @@ impl Bandwidth {
 
 /// An invalid latency. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("is no latency: write one up to 100ms, such as 2us or 500ns")]
+#[error("must be a latency up to 100ms, such as 2us or 500ns")]
 pub struct UnknownLatency;
 
 /// An invalid bandwidth. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("is no bandwidth: write one from 1MiB/s on, such as 4GiB/s")]
+#[error("must be a bandwidth from 1MiB/s on, such as 4GiB/s")]
 pub struct UnknownBandwidth;
 
 impl FromStr for Latency {

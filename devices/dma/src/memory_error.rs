@@ -26,7 +26,9 @@ pub enum MemoryError {
     #[error("file of another process is not in memory (memfd, tmpfs, hugetlbfs)")]
     NotInMemory,
     /// The lender has too much of its memory mapped here.
-    #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]
+    #[error(
+        "cannot add a mapping of {size:#x} bytes: {mappings} mappings of {mapped:#x} bytes are lent"
+    )]
     TooMuch {
         /// The number of its mappings.
         mappings: usize,

@@ -60,6 +60,6 @@ pub enum UpstreamError {
     Unserved,
     /// It was not sent completely: another part of the request had failed, or the function may no
     /// longer issue requests.
-    #[error("stopped before all of it was asked")]
+    #[error("stopped before all of it was requested")]
     Stopped,
 }

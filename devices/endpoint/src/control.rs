@@ -61,6 +61,6 @@ mod tests {
             Err("`fail command` is for another device: this one has no command".to_owned())
         );
         let wrong = obey("explode").unwrap_err();
-        assert!(wrong.starts_with("`explode` begins with no action"));
+        assert!(wrong.starts_with("`explode` must begin with an action"));
     }
 }

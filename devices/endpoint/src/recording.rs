@@ -55,7 +55,7 @@ impl Recording {
             Err(error) => {
                 let cause = error.source().map(|cause| format!(": {cause}"));
                 let cause = cause.unwrap_or_default();
-                log::warn!("{}: {error}{cause}; goes on without it", path.display());
+                log::warn!("{}: {error}{cause}; continuing without it", path.display());
                 None
             }
         }

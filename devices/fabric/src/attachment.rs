@@ -28,7 +28,7 @@ pub enum AttachError {
     #[error("no fabric at {path}: start `peerbar-fabric --socket-path {path}` first", path = .0.display())]
     NotThere(PathBuf),
     /// The fabric refuses the adapter.
-    #[error("the fabric at {} does not take {name} with {gid}: {refusal}", path.display())]
+    #[error("the fabric at {} rejects {name} with {gid}: {refusal}", path.display())]
     Refused {
         /// Path of the fabric.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum AttachError {
         refusal: Refusal,
     },
     /// The process that listens there does not answer like a fabric.
-    #[error("the server at {} is no fabric: name the socket of a peerbar-fabric", .0.display())]
+    #[error("the server at {} is not a fabric: name the socket of a peerbar-fabric", .0.display())]
     NoFabric(PathBuf),
     /// The operating system reported an error.
     #[error("cannot attach to the fabric at {}", path.display())]

@@ -84,6 +84,6 @@ mod tests {
             assert_eq!(answer, wanted);
         }
         let wrong = obey("explode").unwrap_err();
-        assert!(wrong.starts_with("`explode` begins with no pair"));
+        assert!(wrong.starts_with("`explode` must begin with a pair"));
     }
 }

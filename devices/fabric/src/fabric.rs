@@ -114,7 +114,7 @@ impl PacketFabric {
                 name,
                 gid,
             } if !is_attached => self.hello(from, protocol, (name, gid), now),
-            _ if !is_attached => Err(Reason::Violation("its first message is no Hello")),
+            _ if !is_attached => Err(Reason::Violation("its first message is not a Hello")),
             Message::Resolve { gid } => {
                 self.answer_who_has(from, gid);
                 Ok(())

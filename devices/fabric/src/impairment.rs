@@ -91,22 +91,24 @@ impl Selector {
 pub enum UnknownImpairment {
     /// The text does not begin with two adapters.
     #[error(
-        "begins with no pair of adapters: write FROM->TO or ONE<->OTHER, each a name or * for any"
+        "must begin with a pair of adapters: FROM->TO or ONE<->OTHER, each a name or * for any"
     )]
     Pair,
     /// No effect follows.
     #[error(
-        "has no effect: add partition, loss=P%, duplicate=P%, reorder=P%, delay=TIME, jitter=TIME, bandwidth=RATE, or none"
+        "must have an effect: partition, loss=P%, duplicate=P%, reorder=P%, delay=TIME, jitter=TIME, bandwidth=RATE, or none"
     )]
     Empty,
     /// A word is not an effect.
     #[error(
-        "has {0:?}, which is no effect: write partition, loss=P%, duplicate=P%, reorder=P% (P from 0 to 100), delay=TIME up to \
+        "has the unknown effect {0:?}: expected partition, loss=P%, duplicate=P%, reorder=P% (P from 0 to 100), delay=TIME up to \
          100ms, jitter=TIME, bandwidth=RATE from 1MiB/s on, or none"
     )]
     Effect(String),
     /// An effect is given twice.
-    #[error("has {0:?} beside a word about the same: write each effect once, and none alone")]
+    #[error(
+        "has {0:?} and another word for the same effect: write each effect once, and none alone"
+    )]
     Twice(String),
 }
 

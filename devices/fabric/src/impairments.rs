@@ -29,7 +29,7 @@ pub(crate) type Pair = (Gid, Gid);
 
 /// Too many rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("is one rule too many: `clear` them, {MOST_RULES} are the most")]
+#[error("exceeds the limit of {MOST_RULES} rules: `clear` them first")]
 pub(crate) struct TooMany;
 
 /// The reason why a packet does not arrive.

@@ -47,7 +47,7 @@ pub enum Refusal {
     #[error("its name or GID is taken: give each adapter a name and a GID of its own")]
     Taken,
     /// The limit of attached adapters is reached.
-    #[error("it has as many adapters as it takes: end one of them")]
+    #[error("it has no room for another adapter: end one of them")]
     Full,
 }
 

@@ -107,7 +107,7 @@ pub enum AddError {
     #[error("takes the device's power: {0}")]
     Power(&'static str),
     /// The device has too many rules.
-    #[error("is one too many: {MOST} rules are in force; clear them first")]
+    #[error("exceeds the limit of {MOST} rules: clear them first")]
     Full,
     /// The rule fires at once, but no client has the device yet.
     #[error(

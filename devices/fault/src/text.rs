@@ -78,10 +78,10 @@ pub enum RuleError {
     #[error("is longer than {LONGEST} bytes")]
     Length,
     /// The text does not begin with an action.
-    #[error("begins with no action: write {}", list(&ACTIONS))]
+    #[error("must begin with an action: {}", list(&ACTIONS))]
     Action,
     /// The action is not for this subject.
-    #[error("has no subject of `{action}`: write {subjects}")]
+    #[error("must name a subject of `{action}`: {subjects}")]
     Subject {
         /// The action.
         action: &'static str,
@@ -89,7 +89,7 @@ pub enum RuleError {
         subjects: String,
     },
     /// A word after the subject is not valid for it.
-    #[error("has `{word}`: write {words}, or a KEY=VALUE")]
+    #[error("has `{word}`: expected {words}, or a KEY=VALUE")]
     Word {
         /// The word.
         word: String,
@@ -97,7 +97,7 @@ pub enum RuleError {
         words: String,
     },
     /// A key is not valid for this rule, or is given twice.
-    #[error("has `{key}=`: write {keys}")]
+    #[error("has `{key}=`: expected {keys}")]
     Key {
         /// The key.
         key: String,
@@ -105,7 +105,7 @@ pub enum RuleError {
         keys: String,
     },
     /// A value is not valid for its key.
-    #[error("has `{key}={value}`: write {values}")]
+    #[error("has `{key}={value}`: expected {values}")]
     Value {
         /// The key.
         key: &'static str,
@@ -115,7 +115,7 @@ pub enum RuleError {
         values: String,
     },
     /// A key is missing.
-    #[error("has no `{key}=`: write {example}")]
+    #[error("requires `{key}=`: {example}")]
     Missing {
         /// The key.
         key: &'static str,
@@ -123,7 +123,7 @@ pub enum RuleError {
         example: &'static str,
     },
     /// Two keys exclude each other.
-    #[error("has more than one of nth=, every= and probability=: write one")]
+    #[error("has more than one of nth=, every= and probability=: keep one")]
     Picks,
 }
 
@@ -171,7 +171,7 @@ impl<'a> Keys<'a> {
                 key: (*key).to_owned(),
                 keys: match self.asked.as_slice() {
                     [] => "no key".to_owned(),
-                    asked => format!("one each of {}", asked.join(", ")),
+                    asked => format!("at most one each of {}", asked.join(", ")),
                 },
             }),
         }
@@ -700,90 +700,93 @@ mod tests {
         for (text, message) in [
             (
                 "",
-                "begins with no action: write fail, delay, drop, duplicate, reorder, corrupt, remove, link-down, link-up, lose-power",
+                "must begin with an action: fail, delay, drop, duplicate, reorder, corrupt, remove, link-down, link-up, lose-power",
             ),
             (
                 "break dma",
-                "begins with no action: write fail, delay, drop, duplicate, reorder, corrupt, remove, link-down, link-up, lose-power",
+                "must begin with an action: fail, delay, drop, duplicate, reorder, corrupt, remove, link-down, link-up, lose-power",
             ),
             (
                 "fail",
-                "has no subject of `fail`: write command, admin-command, gpu-command, dma, mapping",
+                "must name a subject of `fail`: command, admin-command, gpu-command, dma, mapping",
             ),
             (
                 "fail admin-command read",
-                "has `read`: write one of identify, get-log-page, get-features, set-features, create-completion-queue, \
+                "has `read`: expected one of identify, get-log-page, get-features, set-features, create-completion-queue, \
                  create-submission-queue, delete-completion-queue, delete-submission-queue, asynchronous-event-request, \
                  abort, doorbell-buffer-config, or a KEY=VALUE",
             ),
             (
                 "delay mapping by=2s",
-                "has `by=2s`: write a time from 1us to 1s, such as 10ms",
+                "has `by=2s`: expected a time from 1us to 1s, such as 10ms",
             ),
             (
                 "corrupt completion",
-                "has no subject of `corrupt`: write dma",
+                "must name a subject of `corrupt`: dma",
             ),
             (
                 "reorder completion",
-                "has no subject of `reorder`: write data",
+                "must name a subject of `reorder`: data",
             ),
             (
                 "reorder data read",
-                "has `read`: write nothing, or a KEY=VALUE",
+                "has `read`: expected nothing, or a KEY=VALUE",
             ),
             (
                 "drop dma sideways",
-                "has `sideways`: write one of read, write, or a KEY=VALUE",
+                "has `sideways`: expected one of read, write, or a KEY=VALUE",
             ),
             (
                 "drop interrupt read",
-                "has `read`: write nothing, or a KEY=VALUE",
+                "has `read`: expected nothing, or a KEY=VALUE",
             ),
             (
                 "drop dma read write",
-                "has `write`: write one of read, write, or a KEY=VALUE",
+                "has `write`: expected one of read, write, or a KEY=VALUE",
             ),
             (
                 "drop dma lba=8",
-                "has `lba=`: write one each of purpose, route, address, nth, every, probability, limit",
+                "has `lba=`: expected at most one each of purpose, route, address, nth, every, probability, limit",
             ),
             (
                 "drop interrupt nth=1 nth=2",
-                "has `nth=`: write one each of vector, nth, every, probability, limit",
+                "has `nth=`: expected at most one each of vector, nth, every, probability, limit",
             ),
-            ("link-up dma", "has no subject of `link-up`: write device"),
+            ("link-up dma", "must name a subject of `link-up`: device"),
             (
                 "link-down device for=2m",
-                "has `for=2m`: write a time from 1us to 60s, such as 2s",
+                "has `for=2m`: expected a time from 1us to 60s, such as 2s",
             ),
-            ("remove device nth=1", "has `nth=`: write no key"),
-            ("drop dma nth=0", "has `nth=0`: write a number from 1 on"),
-            ("drop dma nth=+1", "has `nth=+1`: write a number from 1 on"),
+            ("remove device nth=1", "has `nth=`: expected no key"),
+            ("drop dma nth=0", "has `nth=0`: expected a number from 1 on"),
+            (
+                "drop dma nth=+1",
+                "has `nth=+1`: expected a number from 1 on",
+            ),
             (
                 "fail command lba=8..8",
-                "has `lba=8..8`: write a block or a range, such as 8 or 0..2048",
+                "has `lba=8..8`: expected a block or a range, such as 8 or 0..2048",
             ),
             (
                 "drop interrupt vector=65536",
-                "has `vector=65536`: write a number up to 65535",
+                "has `vector=65536`: expected a number up to 65535",
             ),
             (
                 "drop dma probability=3/2",
-                "has `probability=3/2`: write a fraction, such as 1/100",
+                "has `probability=3/2`: expected a fraction, such as 1/100",
             ),
-            ("delay dma", "has no `by=`: write a time, such as by=10ms"),
+            ("delay dma", "requires `by=`: a time, such as by=10ms"),
             (
                 "delay dma by=2s",
-                "has `by=2s`: write a time from 1us to 1s, such as 10ms",
+                "has `by=2s`: expected a time from 1us to 1s, such as 10ms",
             ),
             (
                 "drop dma nth=1 every=2",
-                "has more than one of nth=, every= and probability=: write one",
+                "has more than one of nth=, every= and probability=: keep one",
             ),
             (
                 "drop dma seed=1",
-                "has `seed=`: write one each of purpose, route, address, nth, every, probability, limit",
+                "has `seed=`: expected at most one each of purpose, route, address, nth, every, probability, limit",
             ),
             (&long, "is longer than 300 bytes"),
         ] {

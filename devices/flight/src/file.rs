@@ -102,7 +102,7 @@ impl FlightFile {
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?;
         let file = File::from(file);
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file").into());
+            return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file").into());
         }
         let flight = Self { file };
         flight.header()?;

@@ -96,13 +96,13 @@ pub struct Header {
 #[derive(Debug, Error)]
 pub enum FlightError {
     /// The file does not have the signature.
-    #[error("no flight record: it does not start with PBFLIGHT")]
+    #[error("not a flight record: it does not start with PBFLIGHT")]
     Signature,
     /// The file has another version.
     #[error("flight record of version {0}, not {VERSION}: use the peerbar that it was made with")]
     Version(u32),
     /// A number in its header is invalid.
-    #[error("flight record with {what} of {value}")]
+    #[error("invalid flight record: {what} = {value}")]
     Number {
         /// The name of the number.
         what: &'static str,
@@ -118,7 +118,7 @@ pub enum FlightError {
         actual: u64,
     },
     /// The name of the device is not text.
-    #[error("flight record of a device whose name is no text")]
+    #[error("flight record of a device whose name is not UTF-8")]
     Name,
     /// The file cannot be read.
     #[error("flight record cannot be read")]
@@ -205,7 +205,7 @@ impl Header {
             false => Err(FlightError::Number { what, value }),
         };
         let bytes = u64::from(raw.record_bytes.get());
-        possible("records of bytes", bytes, bytes == RECORD_BYTES)?;
+        possible("record size", bytes, bytes == RECORD_BYTES)?;
         let slots = |what, value| possible(what, value, (1..=SLOTS_LIMIT).contains(&value));
         let level = u64::from(raw.level.get());
         let name = raw.name.split(|byte| *byte == 0).next().unwrap_or_default();

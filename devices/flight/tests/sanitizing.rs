@@ -3,7 +3,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test that goes wrong shall panic"
+    reason = "a test panics if it fails"
 )]
 
 use peerbar_flight::{

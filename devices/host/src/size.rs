@@ -14,7 +14,7 @@ pub struct Size(pub u64);
 
 /// Why a text is no size.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` is no size: write bytes, or a number with K, M, G or T, such as `64M`")]
+#[error("invalid size `{0}`: expected bytes, or a number with K, M, G or T, such as `64M`")]
 pub struct SizeError(String);
 
 const UNITS: [(char, u64); 4] = [
@@ -141,7 +141,7 @@ mod tests {
             assert!(
                 error
                     .to_string()
-                    .starts_with(&format!("`{text}` is no size")),
+                    .starts_with(&format!("invalid size `{text}`")),
                 "{text}"
             );
         }

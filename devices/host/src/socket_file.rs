@@ -53,7 +53,7 @@ pub enum BindError {
     #[error("socket path {} is in use by a live server: stop that one or choose another path", .0.display())]
     InUse(PathBuf),
     /// The file at the path is not a socket. It is left alone.
-    #[error("{} exists and is no socket: choose another socket path", .0.display())]
+    #[error("{} exists and is not a socket: choose another socket path", .0.display())]
     NotASocket(PathBuf),
     /// The operating system reported an error.
     #[error("cannot make the socket {}", path.display())]
@@ -69,7 +69,7 @@ pub enum BindError {
 #[derive(Debug, Error)]
 pub enum PeerError {
     /// The peer belongs to another user.
-    #[error("{}: process {pid} of user {uid} is refused, as the socket is user {owner}'s: run both as one user, or give it to user {uid} (chown)", path.display())]
+    #[error("{}: process {pid} of user {uid} is refused, as the socket belongs to user {owner}: run both as one user, or give it to user {uid} (chown)", path.display())]
     OtherUser {
         /// The socket's path.
         path: PathBuf,
@@ -81,7 +81,7 @@ pub enum PeerError {
         owner: u32,
     },
     /// The system does not report the peer's user.
-    #[error("{}: cannot tell whose a connection is", path.display())]
+    #[error("{}: cannot determine the user of a connection", path.display())]
     System {
         /// The socket's path.
         path: PathBuf,
@@ -325,7 +325,7 @@ mod tests {
         let error = of_user(ours + 1).unwrap_err().to_string();
         let named = [
             format!("user {}", ours + 1),
-            format!("user {ours}'s"),
+            format!("to user {ours}:"),
             "process 77".into(),
         ];
         for part in named {

@@ -21,7 +21,7 @@ pub enum DriverError {
     /// The controller reports a fatal error (CSTS.CFS), or does not answer: then registers read as
     /// all ones.
     #[error(
-        "the controller has a fatal error, or does not answer any more: Controller Status is {csts:#010x}"
+        "the controller has a fatal error, or no longer answers: Controller Status is {csts:#010x}"
     )]
     Dead {
         /// CSTS (NVMe Base 2.0, 3.1.3.6).

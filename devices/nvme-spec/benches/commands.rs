@@ -1,10 +1,7 @@
 //! The cost of reading a command from the bytes of a submission queue entry:
 //! `cargo bench -p peerbar-nvme-spec`.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a benchmark that goes wrong shall panic"
-)]
+#![allow(clippy::unwrap_used, reason = "a benchmark panics if it fails")]
 
 use divan::black_box;
 use peerbar_nvme_spec::command::nvm::BlockRange;

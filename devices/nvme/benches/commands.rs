@@ -1,10 +1,7 @@
 //! The cost of a command, from its doorbell to its completion, on one processor:
 //! `cargo bench -p peerbar-nvme --features stepped --bench commands`.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a benchmark that goes wrong shall panic"
-)]
+#![allow(clippy::unwrap_used, reason = "a benchmark panics if it fails")]
 
 use std::cell::RefCell;
 use std::io;

@@ -1,9 +1,6 @@
 //! The cost of locating a command's data: `cargo bench -p peerbar-nvme`.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a benchmark that goes wrong shall panic"
-)]
+#![allow(clippy::unwrap_used, reason = "a benchmark panics if it fails")]
 
 #[allow(unused, reason = "the tests of the module are run in its crate")]
 #[path = "../src/prp.rs"]

@@ -56,7 +56,7 @@ pub enum ConfigError {
     #[error("{0} spare queues: at most {MOST_SPARE_QUEUES}, of 64 queue pairs for I/O")]
     SpareQueues(u16),
     /// A setting of a Controller Memory Buffer that is not there.
-    #[error("there is no CMB: give it a size with `cmb`")]
+    #[error("no CMB: give it a size with `cmb`")]
     NoCmb,
     /// There is no namespace.
     #[error("no namespace: name at least one, as ram=64M or file=disk.img")]
@@ -124,7 +124,7 @@ fn source(text: &str) -> Result<Source, String> {
         Some(("ram", bytes)) => size(bytes).map(Source::Ram),
         Some(("null", bytes)) => size(bytes).map(Source::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Source::File(path.into())),
-        _ => Err("is none of ram=SIZE, file=PATH and null=SIZE".to_owned()),
+        _ => Err("must be ram=SIZE, file=PATH or null=SIZE".to_owned()),
     }
 }
 
@@ -372,7 +372,7 @@ pub(crate) mod tests {
         };
         let error = config.open_namespaces().err().unwrap().to_string();
         assert!(
-            error.contains("other.img: two namespaces have it"),
+            error.contains("other.img: used by two namespaces"),
             "{error}"
         );
     }

@@ -51,7 +51,7 @@ pub struct SeededFault {
 /// A word that is not a seeded fault. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, wraps, after-unmap, past-end, write-back"
+    "must be KIND:BLOCK, such as unmapped:2048; the kinds are unmapped, beyond-52-bits, wraps, after-unmap, past-end, write-back"
 )]
 pub struct UnknownFault;
 

@@ -1,7 +1,7 @@
 //! The confinement of a controller: the actions that remain possible after an attacker has taken it
 //! over.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 use std::fs::File;
 

@@ -40,13 +40,13 @@ pub struct SandboxOptions {
 #[derive(Debug, Error)]
 pub enum SandboxError {
     /// Landlock refuses a rule.
-    #[error("cannot restrict the server's files; `--no-sandbox` serves without")]
+    #[error("cannot restrict the server's files; `--no-sandbox` serves without a sandbox")]
     Files(#[from] landlock::RulesetError),
     /// A path of a rule cannot be opened.
-    #[error("cannot restrict the server's files; `--no-sandbox` serves without")]
+    #[error("cannot restrict the server's files; `--no-sandbox` serves without a sandbox")]
     Path(#[from] landlock::PathFdError),
     /// The kernel refuses a limit.
-    #[error("cannot limit {what} of the server; `--no-sandbox` serves without")]
+    #[error("cannot limit {what} of the server; `--no-sandbox` serves without a sandbox")]
     Limit {
         /// The resource.
         what: &'static str,
@@ -54,7 +54,7 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The kernel refuses the filter of system calls.
-    #[error("cannot restrict the server's system calls; `--no-sandbox` serves without")]
+    #[error("cannot restrict the server's system calls; `--no-sandbox` serves without a sandbox")]
     Calls(#[from] seccompiler::Error),
 }
 

@@ -22,7 +22,7 @@ pub struct BridgeWindows(BTreeMap<String, Vec<BusRange>>);
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoBridgeWindows {
     /// A word without a name.
-    #[error("`{0}` is no NAME=FIRST-LAST,FIRST-LAST")]
+    #[error("invalid bridge windows `{0}`: expected NAME=FIRST-LAST,FIRST-LAST")]
     NoName(String),
     /// A range is invalid.
     #[error("`{0}` {1}")]

@@ -16,7 +16,7 @@ pub struct BusRange {
 
 /// The text is not a range of bus addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("is no FIRST-LAST, two hexadecimal addresses in ascending order")]
+#[error("must be FIRST-LAST, two hexadecimal addresses in ascending order")]
 pub struct NoBusRange;
 
 impl BusRange {

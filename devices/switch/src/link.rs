@@ -234,7 +234,7 @@ impl PeerRequests {
 
     /// Leaves a switch that does not answer. The endpoint attaches again as soon as it can.
     pub fn give_up(&self) {
-        log::warn!("the switch does not say what has changed: its link is given up");
+        log::warn!("the switch does not list its changes: its link is given up");
         self.shared.hang_up();
     }
 

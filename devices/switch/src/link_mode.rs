@@ -26,7 +26,7 @@ pub enum LinkMode {
 
 /// The word is not a link mode.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("link mode {0:?} is none of route, redirect, unsupported-request, drop")]
+#[error("invalid link mode {0:?}: expected route, redirect, unsupported-request or drop")]
 pub struct UnknownLinkMode(pub String);
 
 fn unknown(word: &str) -> UnknownLinkMode {

@@ -118,7 +118,7 @@ fn link(text: &str) -> Result<(String, LinkMode), String> {
     let (name, mode) = text
         .rsplit_once('=')
         .filter(|(name, _)| !name.is_empty())
-        .ok_or("is no NAME=MODE")?;
+        .ok_or("must be NAME=MODE")?;
     let mode = mode
         .parse::<LinkMode>()
         .map_err(|error| error.to_string())?;

@@ -150,7 +150,7 @@ impl Server {
     fn lose_bridges(&mut self, error: &io::Error) {
         let name = self.name();
         log::warn!(
-            "{name}: the bridge socket has ended, so what the bridges forward is no longer known, and peers reach windows through the switch only where they did before: {error}"
+            "{name}: the bridge socket has ended, so the windows of the bridges are no longer known, and peers reach through the switch only the windows that they reached before: {error}"
         );
         self.bridges = None;
         self.switch.end_bridge_windows();

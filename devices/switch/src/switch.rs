@@ -127,7 +127,7 @@ impl Switch {
                 "it does not wait for the answer to its Hello",
             )),
             Message::Hello { protocol, name } if !attached => self.hello(from, protocol, name),
-            _ if !attached => Err(Reason::Violation("its first message is no Hello")),
+            _ if !attached => Err(Reason::Violation("its first message is not a Hello")),
             Message::Announce {
                 sequence,
                 windows,

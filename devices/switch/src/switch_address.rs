@@ -24,7 +24,7 @@ pub enum AttachError {
     #[error("no switch at {path}: start `peerbar-switch --socket-path {path}` first", path = .0.display())]
     NotThere(PathBuf),
     /// The switch refuses the endpoint.
-    #[error("the switch at {} does not take {name}: {refusal}", path.display())]
+    #[error("the switch at {} rejects {name}: {refusal}", path.display())]
     Refused {
         /// Path of the switch.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum AttachError {
         refusal: Refusal,
     },
     /// The process that listens there does not answer like a switch.
-    #[error("the server at {} is no switch: name the socket of a peerbar-switch", .0.display())]
+    #[error("the server at {} is not a switch: name the socket of a peerbar-switch", .0.display())]
     NoSwitch(PathBuf),
     /// A descriptor cannot be copied for the switch.
     #[error("cannot copy a descriptor for the switch")]

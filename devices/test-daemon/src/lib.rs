@@ -10,7 +10,7 @@
 //! Every function panics if something goes wrong. A daemon that ends by itself fails its test, too:
 //! nothing that a client does may end a server.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 mod command;
 mod daemon;

@@ -1,6 +1,6 @@
 //! Processes that serve, end and refuse to start.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 use std::panic::catch_unwind;
 use std::path::Path;

@@ -114,7 +114,7 @@ impl VsockDevice {
                     Ok(header) => self.multiplexer.receive(&header, data),
                     Err(ports) => self.multiplexer.refuse(ports),
                 },
-                Err(error) => log::debug!("the guest sends what is no packet: {error}"),
+                Err(error) => log::debug!("the guest sent an invalid packet: {error}"),
             }
             ring.give_back(memory, head, 0);
         }

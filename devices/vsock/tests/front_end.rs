@@ -5,7 +5,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::cast_possible_truncation,
-    reason = "a test that goes wrong shall panic"
+    reason = "a test panics if it fails"
 )]
 
 use std::fs::File;

@@ -453,7 +453,7 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
             Some(DeviceCounters::None(_)) if !traffic.counts(number) => {}
             Some(DeviceCounters::None(reason)) => bail!("{name} has no DMA counters: {reason}"),
             None => bail!(
-                "the launcher sends no DMA counters of {name}: are launcher and agent of one build?"
+                "the launcher sends no DMA counters of {name}: are launcher and agent from the same build?"
             ),
         }
     }

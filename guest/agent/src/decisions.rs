@@ -59,11 +59,11 @@ fn set_probe() -> anyhow::Result<File> {
     mounts::tracing()?;
     let layout = fs::read_to_string(LAYOUT).with_context(|| format!("cannot read {LAYOUT}"))?;
     let probe = probe(&layout).context(
-        "the kernel's image has no debugging information (CONFIG_DEBUG_INFO_BTF), or is packed in a way that it \
-         cannot be read",
+        "the kernel's image has no debugging information (CONFIG_DEBUG_INFO_BTF), or is compressed in \
+         an unsupported way",
     )?;
     append(&Path::new(TRACING).join("dynamic_events"), &probe)
-        .context("the kernel takes no probe at calc_map_type_and_dist")?;
+        .context("the kernel accepts no probe at calc_map_type_and_dist")?;
     fs::create_dir(INSTANCE).with_context(|| format!("cannot create {INSTANCE}"))?;
     let instance = Path::new(INSTANCE);
     append(&instance.join("events/peerbar/decision/enable"), "1")?;

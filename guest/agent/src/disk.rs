@@ -64,7 +64,7 @@ impl Disk {
         let node = self.node.display();
         ensure!(
             offset % self.block == 0 && length % self.block == 0 && length > 0,
-            "{length} bytes at offset {offset} are no whole blocks of {} bytes of {node}",
+            "{length} bytes at offset {offset} are not whole blocks of {} bytes of {node}",
             self.block
         );
         let end = offset.saturating_add(length);
@@ -122,7 +122,7 @@ mod tests {
         let odd = disk.check(512, 4096).unwrap_err().to_string();
         assert_eq!(
             odd,
-            "4096 bytes at offset 512 are no whole blocks of 4096 bytes of /dev/nvme0n1"
+            "4096 bytes at offset 512 are not whole blocks of 4096 bytes of /dev/nvme0n1"
         );
         let long = disk.check(4096, 1 << 20).unwrap_err().to_string();
         assert!(

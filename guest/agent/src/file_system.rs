@@ -137,7 +137,7 @@ fn set(parameter: &str, value: &str) -> anyhow::Result<()> {
 fn run(guest: &GuestContext, line: &str) -> anyhow::Result<()> {
     let tools = guest
         .tools()?
-        .context("a file system takes the tools root, which the plan does not have")?;
+        .context("a file system requires the tools root, which the plan does not have")?;
     let ran = tools.run(line, guest.limit(None), |_| ())?;
     if ran.timed_out || ran.code() != 0 {
         bail!("{line} ended with status {}:\n{}", ran.code(), ran.output);

@@ -135,7 +135,7 @@ fn find(roots: &Roots, index: u32) -> anyhow::Result<(PathBuf, u32)> {
             return Ok((pci, number));
         }
     }
-    bail!("no {NODE} device file is of {address}; is the module peerbar_gpu loaded?")
+    bail!("no {NODE} device file belongs to {address}; is the module peerbar_gpu loaded?")
 }
 
 fn with_subsystem(roots: &Roots, wanted: u64) -> anyhow::Result<PathBuf> {

@@ -68,7 +68,7 @@ impl Launcher {
             // Skips an answer that came too late for its request.
             if serde_json::from_slice::<Counters>(&line).is_err() {
                 return serde_json::from_slice(&line).context(
-                    "the launcher's request is none: are launcher and agent of one build?",
+                    "invalid request from the launcher: are launcher and agent from the same build?",
                 );
             }
         }
@@ -137,7 +137,9 @@ impl Connection {
         let deadline = Instant::now() + time_out;
         loop {
             let answer: Counters = serde_json::from_slice(&self.line(Some((deadline, time_out)))?)
-                .context("the launcher's answer is none: are launcher and agent of one build?")?;
+                .context(
+                    "invalid answer from the launcher: are launcher and agent from the same build?",
+                )?;
             // An earlier one came too late for its request.
             if answer.request == self.requests {
                 return Ok(answer);
@@ -175,8 +177,8 @@ impl Connection {
         let ready = ready.context("cannot wait for the launcher")?;
         if let Some((_, time_out)) = limit.filter(|_| ready == 0) {
             bail!(
-                "the launcher has not sent the DMA counters within {} s: see whether it still runs, and whether it and \
-                 this agent are of one build",
+                "the launcher has not sent the DMA counters within {} s: see whether it still runs, and whether \
+                 it and this agent are from the same build",
                 time_out.as_secs()
             );
         }

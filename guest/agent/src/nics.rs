@@ -67,7 +67,7 @@ fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Ni
     let device = only_entry(&pci.join("infiniband"))?;
     let verbs = only_entry(&pci.join("infiniband_verbs"))?;
     let verbs = roots.dev.join("infiniband").join(verbs);
-    ensure!(verbs.exists(), "there is no {} yet", verbs.display());
+    ensure!(verbs.exists(), "{} does not exist yet", verbs.display());
     Ok(Nic {
         name: name.to_owned(),
         number,
@@ -82,7 +82,7 @@ fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Ni
 fn only_entry(folder: &Path) -> anyhow::Result<String> {
     let entries = fs::read_dir(folder).with_context(|| {
         format!(
-            "there is no {}; is the driver efa bound to it?",
+            "{} does not exist; is the driver efa bound to it?",
             folder.display()
         )
     })?;
@@ -90,7 +90,7 @@ fn only_entry(folder: &Path) -> anyhow::Result<String> {
     let [name] = names.as_slice() else {
         bail!("{} has {} entries, not one", folder.display(), names.len());
     };
-    let name = name.to_str().context("a name that is no text")?;
+    let name = name.to_str().context("a name that is not UTF-8")?;
     Ok(name.to_owned())
 }
 
@@ -184,7 +184,7 @@ mod tests {
         let nic = find_all(&roots, &plan(&["left"])).unwrap().remove(0);
         unbind(&roots, "0000:03:00.0");
         let error = format!("{:#}", nic.now(&roots).unwrap_err());
-        assert!(error.starts_with("adapter left: there is no "), "{error}");
+        assert!(error.contains(" does not exist; is "), "{error}");
         bind(&roots, ("0000:03:00.0", "efa_7", "uverbs3"));
         let nic = nic.now(&roots).unwrap();
         assert_eq!((nic.device.as_str(), nic.number), ("efa_7", 1));
@@ -196,8 +196,8 @@ mod tests {
         let (_root, roots) = guest();
         let error = find_all(&roots, &plan(&["left"])).unwrap_err().to_string();
         assert!(
-            error.starts_with("adapter left: there is no ")
-                && error.contains("driver efa bound to it?"),
+            error.starts_with("adapter left: /")
+                && error.contains(" does not exist; is the driver efa bound to it?"),
             "{error}"
         );
     }

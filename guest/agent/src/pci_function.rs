@@ -27,7 +27,7 @@ impl PciFunction {
                 bus: number(bus)?,
                 devfn: number(device)? << 3 | number(function)?,
             }),
-            _ => bail!("{address} is no address of a PCI function"),
+            _ => bail!("invalid address of a PCI function: {address}"),
         }
     }
 }

@@ -124,7 +124,7 @@ mod tests {
             assert_eq!(placeholders.fill_in(text).unwrap(), filled);
         }
         let error = placeholders.fill_in("dd if={right:disk}").unwrap_err();
-        let message = "`{right:disk}` stands for nothing: there is {left}, {net}; ";
+        let message = "unknown placeholder `{right:disk}` (known: {left}, {net}); ";
         assert!(error.to_string().starts_with(message), "{error}");
     }
 

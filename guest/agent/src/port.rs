@@ -38,8 +38,7 @@ impl Port {
     /// Reads the launcher's line. Returns the plan, and the port to report to.
     pub(crate) fn read_plan(mut self) -> anyhow::Result<(Plan, File)> {
         let line = self.read_line()?;
-        let plan =
-            serde_json::from_slice(&line).context("the plan is not what this agent understands")?;
+        let plan = serde_json::from_slice(&line).context("this agent cannot parse the plan")?;
         fcntl_setfl(&self.file, OFlags::empty()).context("cannot make the port blocking")?;
         Ok((plan, self.file))
     }

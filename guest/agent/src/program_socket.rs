@@ -29,7 +29,7 @@ const ASK_FOR_PLAN: &str = "plan";
 /// A request that is unknown, or that the launcher does not answer.
 pub(crate) fn serve(plan: &Plan, launcher: &Launcher, socket: &UnixStream) -> anyhow::Result<()> {
     for line in BufReader::new(socket).lines() {
-        let line = line.context("cannot read what a program asks for")?;
+        let line = line.context("cannot read a program's request")?;
         let answer = match Line::parse(&line) {
             _ if line == ASK_FOR_PLAN => serde_json::to_string(plan)?,
             Line::Counters(request) => serde_json::to_string(&Counters {
@@ -40,7 +40,7 @@ pub(crate) fn serve(plan: &Plan, launcher: &Launcher, socket: &UnixStream) -> an
                 launcher.kill_server(&name)?;
                 continue;
             }
-            _ => bail!("a program asks for {line:?}: are it and the agent of one build?"),
+            _ => bail!("a program asks for {line:?}: are it and the agent from the same build?"),
         };
         let mut socket = socket;
         socket
@@ -80,7 +80,7 @@ fn ask_for_plan(mut port: File) -> anyhow::Result<(Plan, File)> {
         .context("cannot read the plan")?;
     let plan = serde_json::from_str(&plan);
     Ok((
-        plan.context("cannot parse the agent's plan: are both of one build?")?,
+        plan.context("cannot parse the agent's plan: are both from the same build?")?,
         port,
     ))
 }

@@ -43,7 +43,7 @@ impl Registers {
         );
         let memory = MappedBuffer::shared(&file, 0, BAR).with_context(|| {
             format!(
-                "cannot map {}; it takes the kernel parameter iomem=relaxed",
+                "cannot map {}; it requires the kernel parameter iomem=relaxed",
                 path.display()
             )
         })?;

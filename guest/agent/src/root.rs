@@ -31,7 +31,7 @@ pub(crate) fn mount_root(modules: &Modules, layers: &[String]) -> anyhow::Result
     } else {
         ensure!(
             layers.is_empty(),
-            "the kernel has no overlayfs, which the scenario's {} take: build it with CONFIG_OVERLAY_FS",
+            "the kernel has no overlayfs, which the scenario's {} require: build it with CONFIG_OVERLAY_FS",
             layers.join(" and ")
         );
         attach(Plan::TOOLS_TAG, ROOT)?;

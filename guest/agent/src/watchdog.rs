@@ -73,7 +73,7 @@ pub(crate) fn too_slow(limit: Duration, timeout: Option<u32>) -> String {
 /// Returns the same for a command that a lab has requested, which has no `timeout`.
 pub(crate) fn too_slow_request(limit: Duration) -> String {
     format!(
-        "did not end within {} s, half of the scenario's `timeout`, at most 60 s: raise that, or run it by `check_table`, with `kind = \"command\"` and a `timeout`",
+        "did not end within {} s, half of the scenario's `timeout`, at most 60 s: raise that, or run it with `check_table`, with `kind = \"command\"` and a `timeout`",
         limit.as_secs()
     )
 }

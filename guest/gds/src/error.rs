@@ -82,10 +82,10 @@ pub enum Error {
         given: u64,
     },
     /// The GPU could not execute a command. Its channel has been restarted.
-    #[error("the GPU did not do the command: {0}")]
+    #[error("the GPU did not execute the command: {0}")]
     Fault(Fault),
     /// A command was not done in time. It may still be done later.
-    #[error("the GPU has not done the command within {} ms", .0.as_millis())]
+    #[error("the GPU has not completed the command within {} ms", .0.as_millis())]
     TimedOut(Duration),
     /// The file cannot be opened for I/O without the page cache.
     #[error("cannot open {} past the page cache{}", path.display(), no_direct_io(source))]
@@ -106,7 +106,7 @@ pub enum Error {
     /// The transfer does not have the alignment for peer-to-peer DMA, and the policy forbids a
     /// bounce.
     #[error(
-        "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that takes whole blocks of \
+        "of {length} bytes at offset {offset} of {}, {bounced} cannot go peer to peer, since that requires whole blocks of \
          {block} bytes of the file and multiples of {memory} bytes in the buffer; align them, or allow a bounce", path.display()
     )]
     Unaligned {
@@ -259,7 +259,7 @@ fn no_leave(source: &io::Error) -> &'static str {
 fn what_it_takes(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EFAULT) => {
-            "the buffer has no pages for it, as in a GPU whose aperture is a window; it takes a static aperture"
+            "the buffer has no pages for it, as in a GPU whose aperture is a window; it requires a static aperture"
         }
         _ => {
             "the two need a common switch without ACS redirect, or a host bridge that the kernel trusts, and nothing in \

@@ -80,7 +80,7 @@ impl Gpu {
     pub(crate) fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
         let info = driver
             .info()
-            .map_err(|source| Error::driver("say what the GPU is", source))?;
+            .map_err(|source| Error::driver("describe the GPU", source))?;
         let properties = Properties::new(&info);
         Ok(Gpu { driver, properties })
     }

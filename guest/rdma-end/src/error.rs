@@ -21,7 +21,7 @@ pub enum Error {
     Ended,
     /// A line is not a message.
     #[error(
-        "an end of the transfer says {line:?}, which is no message: are both programs of one build?"
+        "an end of the transfer sent {line:?}, which is not a message: are both programs from the same build?"
     )]
     NoMessage {
         /// The line's start.
@@ -31,7 +31,7 @@ pub enum Error {
     },
     /// The answer does not belong to this command.
     #[error(
-        "an end of the transfer answers {answer:?} to {command}: are both programs of one build?"
+        "an end of the transfer answers {answer:?} to {command}: are both programs from the same build?"
     )]
     Unexpected {
         /// The answer.
@@ -76,7 +76,7 @@ pub enum Error {
         seen: String,
     },
     /// There is a completion beyond those of the requests.
-    #[error("{side}: {seen} came beside the completions of what was asked")]
+    #[error("{side}: {seen} came in addition to the completions of the requests")]
     OneMore {
         /// The end.
         side: &'static str,
@@ -106,7 +106,7 @@ pub enum Error {
         largest: u32,
     },
     /// The part to be lost could not be killed.
-    #[error("cannot kill the part that is to die")]
+    #[error("cannot kill the part that must die")]
     Kill(#[source] io::Error),
     /// A request that must be refused succeeded, or was refused with another status.
     #[error("{0}")]

@@ -90,7 +90,7 @@ mod tests {
     fn line_that_is_no_message_is_an_error_with_its_start() {
         let mut end = LineEnd::new(&b"Segmentation fault\n"[..], Vec::new());
         let error = end.ask(&Command::Wait).unwrap_err().to_string();
-        assert!(error.contains("says \"Segmentation fault"), "{error}");
+        assert!(error.contains("sent \"Segmentation fault"), "{error}");
         let mut end = LineEnd::new(&b""[..], Vec::new());
         assert!(matches!(end.ask(&Command::Wait), Err(Error::Ended)));
     }

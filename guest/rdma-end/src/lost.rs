@@ -210,11 +210,11 @@ impl Loss {
         match received {
             None => {
                 let seen = slots::expect_target(target, seed, &asked.written);
-                report("the target has what was acknowledged", seen);
+                report("the target has all acknowledged data", seen);
             }
             Some(_) => {
                 let kept = slots::expect_beside(target, DEPTH, MESSAGE);
-                report("nothing beside the messages has changed", kept);
+                report("nothing but the messages has changed", kept);
             }
         }
     }
@@ -478,19 +478,19 @@ mod tests {
                 Amid::Writes,
                 Part::Peer,
                 Flaw::MovesNothing,
-                "the target has what was acknowledged: end: byte 0",
+                "the target has all acknowledged data: end: byte 0",
             ),
             (
                 Amid::Reads,
                 Part::Target,
                 Flaw::MovesNothing,
-                "the target has what was acknowledged: end: byte 0",
+                "the target has all acknowledged data: end: byte 0",
             ),
             (
                 Amid::Writes,
                 Part::Fabric,
                 Flaw::LastByte,
-                "the target has what was acknowledged: end: byte 65535",
+                "the target has all acknowledged data: end: byte 65535",
             ),
             (
                 Amid::Writes,
@@ -508,7 +508,7 @@ mod tests {
                 Amid::Sends,
                 Part::Source,
                 Flaw::OneByteMore,
-                "nothing beside the messages has changed: end: byte 0",
+                "nothing but the messages has changed: end: byte 0",
             ),
         ] {
             let it = loss(part, amid);

@@ -116,7 +116,7 @@ pub fn unknown_placeholder<'a>(key: &str, known: impl Iterator<Item = &'a str>) 
         shown => shown.join(", "),
     };
     format!(
-        "`{{{key}}}` stands for nothing: there is {there}; braces that are no placeholder are doubled, `{{{{{key}}}}}`"
+        "unknown placeholder `{{{key}}}` (known: {there}); double the braces of other text, `{{{{{key}}}}}`"
     )
 }
 
@@ -194,12 +194,12 @@ mod tests {
         let known = known.iter().map(String::as_str);
         assert_eq!(
             unknown_placeholder("disk0:ns3", known.clone()),
-            "`{disk0:ns3}` stands for nothing: there is {disk0}, {disk0:disk}, {disk0:pci}, {disk0:ns1}, {disk0:ns2}, \
-             {disk0:p2pmem}; braces that are no placeholder are doubled, `{{disk0:ns3}}`"
+            "unknown placeholder `{disk0:ns3}` (known: {disk0}, {disk0:disk}, {disk0:pci}, {disk0:ns1}, {disk0:ns2}, \
+             {disk0:p2pmem}); double the braces of other text, `{{disk0:ns3}}`"
         );
         let other = unknown_placeholder("print", known);
         assert!(
-            other.starts_with("`{print}` stands for nothing: there is {disk0};"),
+            other.starts_with("unknown placeholder `{print}` (known: {disk0});"),
             "{other}"
         );
     }

@@ -46,7 +46,7 @@ pub(crate) fn did_you_mean(name: &str) -> String {
 pub(crate) fn all_of<'k>(known: impl IntoIterator<Item = &'k str>) -> String {
     let known: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
     match known.as_slice() {
-        [] => "there is none".to_owned(),
+        [] => "there are none".to_owned(),
         [only] => format!("there is {only}"),
         known => format!("there are {}", known.join(", ")),
     }
@@ -91,6 +91,6 @@ mod tests {
         assert_eq!(similar("disk", disks), Some("disk0"));
         assert_eq!(way_out("disk7", disks), "there are `disk0`, `disk1`");
         assert_eq!(way_out("dsk1", disks), "did you mean `disk1`?");
-        assert_eq!(way_out("disk7", []), "there is none");
+        assert_eq!(way_out("disk7", []), "there are none");
     }
 }

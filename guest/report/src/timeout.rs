@@ -15,7 +15,7 @@ pub struct Timeout(pub Duration);
 
 /// The reason why a text is not a time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` is no time limit: write seconds or minutes from `1s` to `1440m`")]
+#[error("invalid time limit `{0}`: expected seconds or minutes from `1s` to `1440m`")]
 pub struct TimeoutError(String);
 
 const LONGEST: u64 = 24 * 60 * 60;
@@ -98,7 +98,7 @@ mod tests {
             assert!(
                 error
                     .to_string()
-                    .starts_with(&format!("`{text}` is no time limit")),
+                    .starts_with(&format!("invalid time limit `{text}`")),
                 "{text}"
             );
         }

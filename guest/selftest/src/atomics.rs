@@ -38,7 +38,7 @@ fn count(gpu: &Gpu, counter: Span<'_>) -> anyhow::Result<u64> {
 fn judge(before: u64, after: u64) -> anyhow::Result<()> {
     ensure!(
         before == START && after == START + ADDS,
-        "{BLOCKS} blocks of {THREADS} threads have counted from {before} to {after}; it was to be from {START} to {}",
+        "{BLOCKS} blocks of {THREADS} threads have counted from {before} to {after}; expected from {START} to {}",
         START + ADDS
     );
     Ok(())
@@ -49,7 +49,7 @@ fn judge_route(traffic: &Traffic, gpu: u32) -> anyhow::Result<()> {
     let right = ADDS * BYTES_OF_AN_ADD;
     ensure!(
         ram == right && all == right && traffic.failures() == 0,
-        "{ADDS} adds were to move {right} bytes between the GPU and guest RAM; its counters show {ram}, all devices' {all}, \
+        "{ADDS} adds should have moved {right} bytes between the GPU and guest RAM; its counters show {ram}, all devices' {all}, \
          {} requests failed",
         traffic.failures()
     );

@@ -170,7 +170,7 @@ impl<'a> Fixture<'a> {
                 let outcome = outcomes.next().context("an outcome is missing")?;
                 ensure!(
                     (odd.is_right)(&outcome),
-                    "{} was to be the outcome, but it is {outcome:?}",
+                    "{} should have been the outcome, but it is {outcome:?}",
                     odd.wanted
                 );
             }
@@ -279,8 +279,7 @@ impl<'a> Fixture<'a> {
         let wanted = (right, right.peer_bytes, blocks * block, right.bounced_bytes);
         ensure!(
             counted == wanted && seen.failures() == 0 && right.bounced_bytes > 0,
-            "the library, the disk (peer to peer, through guest RAM) and the GPU have counted {counted:?}, where {wanted:?} was \
-             right; {} DMA requests failed",
+            "the library, the disk (peer to peer, through guest RAM) and the GPU counted {counted:?}, expected {wanted:?}; {} DMA requests failed",
             seen.failures()
         );
         Ok(())

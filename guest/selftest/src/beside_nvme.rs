@@ -105,7 +105,7 @@ impl Reader {
         let pair = queues.create(&queue)?;
         ensure!(
             pair.number() > queues.of_linux() && pair.number() <= queues.granted(),
-            "queue {} is none of the spare ones, {} to {}",
+            "queue {} is not a spare one, {} to {}",
             pair.number(),
             queues.of_linux() + 1,
             queues.granted()
@@ -174,7 +174,7 @@ impl Reader {
     fn reads_until_its_limit(&mut self) -> anyhow::Result<()> {
         match self.fails_to_read()? {
             Error::Fault(Fault::TimeOut) => Ok(()),
-            error => Err(error).context("a launch that was to end with fault 7"),
+            error => Err(error).context("a launch that must end with fault 7"),
         }
     }
 
@@ -187,7 +187,7 @@ impl Reader {
         let state = self.pair.state()?;
         ensure!(
             state == wanted,
-            "the queues are {state:?}, and were to be {wanted:?}"
+            "the queues are {state:?}, expected {wanted:?}"
         );
         Ok(())
     }
@@ -234,7 +234,7 @@ fn beside_linux(
     let inference = inference.map(|inference| format!("; {inference}"));
     let reads = done.launches * u64::from(READS);
     say(&format!(
-        "{of_doorbells}; reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux{}",
+        "{of_doorbells}; reads of 4 KiB a second by the GPU, queue {}: {:.0}; at the same time {} reads and writes by Linux{}",
         done.queue,
         reads as f64 / time.as_secs_f64(),
         done.linux,
@@ -294,7 +294,7 @@ fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Res
     let interrupts = traffic.interrupts(disk);
     ensure!(
         interrupts <= of_linux.0,
-        "the disk raised {interrupts} interrupts, and {} commands of Linux can have caused them: the GPU's queue is to raise none",
+        "the disk raised {interrupts} interrupts, and {} commands of Linux can have caused them: the GPU's queue should raise none",
         of_linux.0
     );
     doorbells_of_the_queue(traffic, disk, done)
@@ -315,8 +315,8 @@ fn doorbells_of_the_queue(
     let expected = if done.through_root { done.doorbells } else { 0 };
     ensure!(
         seen == expected,
-        "QEMU wrote {seen} doorbells of queue {queue} of the disk, where {expected} of the GPU were to come through the root, and the \
-         guest's processors were to write none"
+        "QEMU wrote {seen} doorbells of queue {queue} of the disk, where {expected} of the GPU should have come through the root, and \
+         the guest's processors should have written none"
     );
     Ok("no doorbell of a processor for the GPU's queue")
 }

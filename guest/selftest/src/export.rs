@@ -148,7 +148,7 @@ fn revoked_from_importers(fixture: &Fixture<'_>, gpu: &Gpu) -> anyhow::Result<()
     }
     access::is_gone(&by_processor).context("a mapping of the processor")?;
     refused(fixture.attach(&dma_buf, Kind::Notified), libc::ENODEV)
-        .context("attaching to what is revoked")
+        .context("attaching to revoked memory")
 }
 
 /// Checks that a revoke is refused without any effect while a pin or a mapping is left.
@@ -199,20 +199,20 @@ fn kept_while_mapped(fixture: &Fixture<'_>, gpu: &Gpu, kind: Kind) -> anyhow::Re
     driver_refused(buffer.revoke(), libc::EBUSY).context("a revoke while it is mapped")?;
     import.unmap()?;
     buffer.revoke().context("a revoke after the last mapping")?;
-    refused(import.map(), libc::ENODEV).context("mapping what is revoked")
+    refused(import.map(), libc::ENODEV).context("mapping revoked memory")
 }
 
 fn is_notified(import: &Import<'_>) -> anyhow::Result<()> {
     let state = import.state()?;
     ensure!(
         (state.notified, state.pins, state.mapped) == (1, 0, 0),
-        "an importer that was to be notified once has: {state:?}"
+        "an importer should have been notified once: {state:?}"
     );
     Ok(())
 }
 
 /// Checks that it can neither be pinned nor mapped again.
 fn is_gone(import: &Import<'_>) -> anyhow::Result<()> {
-    refused(import.pin(), libc::ENODEV).context("pinning what is revoked")?;
-    refused(import.map(), libc::ENODEV).context("mapping what is revoked")
+    refused(import.pin(), libc::ENODEV).context("pinning revoked memory")?;
+    refused(import.map(), libc::ENODEV).context("mapping revoked memory")
 }

@@ -105,7 +105,9 @@ impl Reader {
         let outcome = self.thread.join();
         match outcome.map_err(|_| anyhow!("a reading thread panicked"))?? {
             Error::Transfer { source, .. } if source.raw_os_error() == Some(libc::EIO) => Ok(()),
-            other => bail!("a read into memory that is gone was to fail with EIO, but: {other}"),
+            other => {
+                bail!("a read into memory that is gone should have failed with EIO, but: {other}")
+            }
         }
     }
 }

@@ -65,7 +65,7 @@ fn processor_and_gpu_see_the_same(gpu: &Gpu) -> anyhow::Result<()> {
     let (crc, right) = (gpu.crc32c(buffer.span(..SIZE)?)?, crc32c::crc32c(&bytes));
     ensure!(
         crc == right,
-        "the GPU sees CRC-32C {crc:08x} of what the processor has stored, not {right:08x}"
+        "the GPU sees CRC-32C {crc:08x} of the data that the processor stored, not {right:08x}"
     );
     gpu.fill(buffer.span(8..SIZE)?, u64::from_le_bytes(*b"ABCDEFGH"))?;
     for (offset, right) in [
@@ -115,7 +115,7 @@ fn two_mappings_are_one_memory(gpu: &Gpu) -> anyhow::Result<()> {
     buffer.mapping().read(4097, &mut seen)?;
     ensure!(
         seen == [MARK; 3],
-        "what went through the second is lost with it"
+        "the data stored through the second is lost with it"
     );
     Ok(())
 }
@@ -245,7 +245,7 @@ fn a_dma_buf_is_the_buffer(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
     other.copy(imported.span(..)?, copy.span(..)?)?;
     ensure!(
         loaded(copy.mapping())? == bytes,
-        "what the GPU copies out of a dma-buf is not what was in the buffer"
+        "the GPU copies other data out of a dma-buf than the buffer held"
     );
     Ok(())
 }
@@ -263,7 +263,7 @@ fn a_dma_buf_is_mapped(gpu: &Gpu) -> anyhow::Result<()> {
     let (crc, right) = (gpu.crc32c(buffer.span(..)?)?, crc32c::crc32c(&bytes));
     ensure!(
         loaded(buffer.mapping())? == bytes && crc == right,
-        "what goes through it is not in the buffer"
+        "the data that goes through it is not in the buffer"
     );
     let last = Mapping::of_file(&dma_buf, SIZE - PAGE, PAGE)?;
     let mut seen = vec![0; usize::try_from(PAGE)?];

@@ -108,7 +108,7 @@ impl Fixture<'_> {
             .context("pinning by a file that is no GPU")?;
         buffer.free()?;
         let outcome = self.holder.pin(&self.opened, handle, (0, SIZE), 0);
-        refused(outcome, libc::ENOENT).context("pinning what is freed")
+        refused(outcome, libc::ENOENT).context("pinning freed memory")
     }
 
     fn put_then_free(&self) -> anyhow::Result<()> {
@@ -142,7 +142,7 @@ impl Fixture<'_> {
         let again = self
             .holder
             .pin(&self.opened, buffer.handle()?, (0, SIZE), 0);
-        refused(again, libc::ENODEV).context("pinning what is revoked")
+        refused(again, libc::ENODEV).context("pinning revoked memory")
     }
 
     /// Closes the GPU as the end of its program does.

@@ -69,25 +69,25 @@ impl<'a> Test<'a> {
     /// Returns the first GPU.
     pub(crate) fn gpu(&self) -> anyhow::Result<&'a Gpu> {
         let gpu = self.gpus.first().copied();
-        gpu.context("the test takes a GPU: name one")
+        gpu.context("the test requires a GPU: name one")
     }
 
     /// Returns the second GPU.
     pub(crate) fn other_gpu(&self) -> anyhow::Result<&'a Gpu> {
         let gpu = self.gpus.get(1).copied();
-        gpu.context("the test takes two GPUs: name another one")
+        gpu.context("the test requires two GPUs: name another one")
     }
 
     /// Returns the first disk.
     pub(crate) fn disk(&self) -> anyhow::Result<&'a Controller> {
         let disk = self.disks.first().copied();
-        disk.context("the test takes a disk: name one")
+        disk.context("the test requires a disk: name one")
     }
 
     /// Returns the second disk.
     pub(crate) fn other_disk(&self) -> anyhow::Result<&'a Controller> {
         let disk = self.disks.get(1).copied();
-        disk.context("the test takes two disks: name another one")
+        disk.context("the test requires two disks: name another one")
     }
 
     /// Returns the numbers, or `defaults` in place of those that are missing.

@@ -32,7 +32,7 @@ pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
     works(&other).context("another channel during the launch")?;
     match launch.wait(TIME_OUT) {
         Err(Error::Fault(Fault::TimeOut)) => {}
-        other => bail!("the launch was to end with fault 7, but: {other:?}"),
+        other => bail!("the launch should have ended with fault 7, but: {other:?}"),
     }
     let added = || -> anyhow::Result<u64> {
         let mut bytes = [0; 8];

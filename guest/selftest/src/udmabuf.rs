@@ -35,7 +35,7 @@ pub(crate) fn create(bytes: u64) -> anyhow::Result<(File, OwnedFd)> {
     // The kernel must be sure of the pages.
     fcntl_add_seals(&file, SealFlags::SHRINK).map_err(io::Error::from)?;
     let node = OpenOptions::new().read(true).write(true).open(NODE);
-    let node = node.with_context(|| format!("cannot open {NODE}; it takes CONFIG_UDMABUF"))?;
+    let node = node.with_context(|| format!("cannot open {NODE}; it requires CONFIG_UDMABUF"))?;
     let request = Create {
         memfd: file.as_raw_fd(),
         flags: CLOEXEC,

@@ -60,7 +60,7 @@ fn refused(
     let mut watch = TrafficWatch::new(guest);
     match watch.watch(|| file.read_at(buffer, ..LENGTH, OFFSET)) {
         Err(Error::Unaligned { .. }) => {}
-        Err(error) => bail!("an unaligned read was to be refused as such, but: {error:#}"),
+        Err(error) => bail!("an unaligned read should have been refused as such, but: {error:#}"),
         Ok(read) => bail!("an unaligned read that must not bounce has brought {read} bytes"),
     }
     let moved = watch.traffic()?.payload();
@@ -78,7 +78,7 @@ fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
     fs::write(PATH, vec![7; usize::try_from(2 * crate::PAGE)?])?;
     match FileOptions::new().open(gpu, PATH) {
         Err(Error::NotDirect(_)) => {}
-        other => bail!("it was to be refused as such, but: {other:?}"),
+        other => bail!("it should have been refused as such, but: {other:?}"),
     }
     let options = FileOptions::new().policy(Policy::AllowBounce);
     let file = options.open(gpu, PATH)?;

@@ -78,7 +78,7 @@ impl GpuUser {
         let [node, length, mark] = &numbers;
         let user = GpuUser::start(&["export", node, length, mark, policy])?;
         let dma_buf = receive(&user.line)
-            .context("a process that was to export has ended; its error is on the console")?;
+            .context("a process that should export has ended; its error is on the console")?;
         Ok((user, dma_buf))
     }
 
@@ -90,7 +90,7 @@ impl GpuUser {
         disk: &Path,
         (depth, block): (u16, u64),
     ) -> anyhow::Result<Self> {
-        let disk = disk.to_str().context("a node whose name is no text")?;
+        let disk = disk.to_str().context("a node whose name is not UTF-8")?;
         let numbers = [node.to_string(), depth.to_string(), block.to_string()];
         let [node, depth, block] = &numbers;
         let mut user = GpuUser::start(&["disk-queues", node, disk, depth, block])?;
@@ -116,7 +116,7 @@ impl GpuUser {
         let mut said = [0];
         self.line
             .read_exact(&mut said)
-            .context("a process that was to use the GPU has ended; its error is on the console")?;
+            .context("a process that should use the GPU has ended; its error is on the console")?;
         ensure!(
             said == [READY],
             "a process that uses the GPU says {said:x?}"

@@ -66,7 +66,7 @@ fn for_virtio_gpu(
     let imported = bench.gpu.import(&dma_buf)?;
     let (own, again) = (bench.vram.span(..)?, imported.span(..HALF)?);
     bench.gpu.copy(own, again)?;
-    same(&bench.gpu, buffer.span(..)?, own).context("what was written through the dma-buf")?;
+    same(&bench.gpu, buffer.span(..)?, own).context("the data written through the dma-buf")?;
 
     buffer.revoke()?;
     refused(card.import(&dma_buf), libc::ENODEV).context("once it is revoked")?;

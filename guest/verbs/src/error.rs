@@ -25,7 +25,7 @@ pub enum Error {
         source: libloading::Error,
     },
     /// No adapter has this name.
-    #[error("there is no RDMA device {name}: there is {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })]
+    #[error("no RDMA device is named {name}: there is {}", if known.is_empty() { "none".to_owned() } else { known.join(", ") })]
     NoDevice {
         /// The requested name.
         name: String,

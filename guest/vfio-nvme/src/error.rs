@@ -24,7 +24,7 @@ pub enum Error {
     },
     /// vfio-pci refuses a device because there is no IOMMU.
     #[error(
-        "vfio-pci does not take {}: the guest has no IOMMU for it (in a scenario: `iommu = \"intel\"` in [machine])",
+        "vfio-pci rejects {}: the guest has no IOMMU for it (in a scenario: `iommu = \"intel\"` in [machine])",
         pci.display()
     )]
     NoIommu {
@@ -60,7 +60,7 @@ pub enum Error {
         group: String,
     },
     /// The kernel has no VFIO device file for a device.
-    #[error("vfio shows no character device for {}: it takes CONFIG_VFIO_DEVICE_CDEV", pci.display())]
+    #[error("vfio shows no character device for {}: it requires CONFIG_VFIO_DEVICE_CDEV", pci.display())]
     NoCharacterDevice {
         /// Its directory in sysfs.
         pci: PathBuf,
@@ -131,7 +131,7 @@ pub enum Error {
     },
     /// A transfer does not consist of whole blocks and pages of the namespace.
     #[error(
-        "{length} bytes at block {block} are no whole blocks of {block_bytes} bytes below {blocks}, or not in whole pages"
+        "{length} bytes at block {block} are not whole blocks of {block_bytes} bytes below {blocks}, or not in whole pages"
     )]
     Transfer {
         /// The first block.

@@ -183,27 +183,27 @@ mod tests {
         for (lines, wanted) in [
             (
                 "run = \"nvme list {d1}\"",
-                "x.toml:14: `{d1}` stands for nothing: there is {d0}, {g0}; ",
+                "x.toml:14: unknown placeholder `{d1}`: known are {d0}, {g0}; ",
             ),
             (
                 "run = \"{d0:p2pmem}\"",
-                "x.toml:14: `{d0:p2pmem}` stands for nothing: there is {d0}, {d0:disk}, ",
+                "x.toml:14: unknown placeholder `{d0:p2pmem}`: known are {d0}, {d0:disk}, ",
             ),
             (
                 "run = \"{d0:ns2}\"",
-                "x.toml:14: `{d0:ns2}` stands for nothing: ",
+                "x.toml:14: unknown placeholder `{d0:ns2}`: ",
             ),
             (
                 "run = \"{g0:disk}\"",
-                "x.toml:14: `{g0:disk}` stands for nothing: there is {g0}, {g0:pci}, {g0:p2pmem}; ",
+                "x.toml:14: unknown placeholder `{g0:disk}`: known are {g0}, {g0:pci}, {g0:p2pmem}; ",
             ),
             (
                 "run = \"true\"\nmatches = [\"(\"]",
-                "x.toml:15: `matches`: \"(\" is no regular expression: ",
+                "x.toml:15: `matches`: invalid regular expression \"(\": ",
             ),
             (
                 "run = \"true\"\ntimeout = 0",
-                "x.toml:15: `0` is no time limit: ",
+                "x.toml:15: invalid time limit `0`: ",
             ),
             (
                 "run = \"true\"\ntimeout = \"1m\"",
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn queues_reduce_the_pool() {
         assert_eq!(refused(true, &copy("d0", "1920K", 1)), None);
-        let message = "x.toml:18: 1 x 1924K do not fit the p2pmem of `d0`: it has 2M, of which its queues may take 128K";
+        let message = "x.toml:18: 1 x 1924K do not fit the p2pmem of `d0`: it has 2M, and its queues may take 128K of that";
         assert_eq!(refused(true, &copy("d0", "1924K", 1)).unwrap(), message);
     }
 }

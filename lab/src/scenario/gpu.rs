@@ -114,7 +114,7 @@ mod tests {
             ),
             (
                 "apertur = \"2M\"",
-                "x.toml:4: there is no key `apertur`: did you mean `aperture`?",
+                "x.toml:4: unknown key `apertur`: did you mean `aperture`?",
             ),
         ] {
             assert_eq!(parse(lines).unwrap_err(), expected);

@@ -501,7 +501,7 @@ mod tests {
             ),
             (
                 "[[guest]]\nname = \"up\"\nmemory = \"1G\"\n".to_owned(),
-                "20: there is no key `memory`",
+                "20: unknown key `memory`",
             ),
             (
                 COMMAND.replace("guest = \"right\"\n", ""),

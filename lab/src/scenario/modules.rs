@@ -134,7 +134,7 @@ mod tests {
         assert!(!scenario.machine.kernel_parameters.contains("client"));
         let error = parse("client={h:pci}").unwrap_err().to_string();
         assert!(
-            error.contains("x.toml:4: `parameters`: `{h:pci}` stands for nothing"),
+            error.contains("x.toml:4: `parameters`: unknown placeholder `{h:pci}`"),
             "{error}"
         );
     }

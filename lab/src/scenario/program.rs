@@ -200,7 +200,7 @@ mod tests {
             ),
             (
                 "path = \"a\"\narguments = [\"{d1}\"]",
-                "x.toml:10: `{d1}` stands for nothing: there is {d0}; ",
+                "x.toml:10: unknown placeholder `{d1}`: known are {d0}; ",
             ),
             (
                 "path = \"a\"\nloses = \"g\"",
@@ -208,11 +208,11 @@ mod tests {
             ),
             (
                 "path = \"a\"\nenvironment = { A = \"{d1}\" }",
-                "x.toml:10: `{d1}` stands for nothing: ",
+                "x.toml:10: unknown placeholder `{d1}`: ",
             ),
             (
                 "path = \"a\"\nenvironment = { \"A=\" = \"\" }",
-                "x.toml:10: `environment`: \"A=\" is no name of a variable",
+                "x.toml:10: `environment`: invalid variable name \"A=\"",
             ),
         ] {
             let error = parse("".as_ref(), lines).unwrap_err();

@@ -108,7 +108,7 @@ mod tests {
             (
                 &["a"],
                 "fabric = { impair = [\"a loss=1%\"] }",
-                "x.toml:3: `impair`: `a loss=1%` begins with no pair of adapters",
+                "x.toml:3: `impair`: `a loss=1%` must begin with a pair of adapters",
             ),
             (
                 &["a"],

@@ -81,7 +81,7 @@ impl<C: DeserializeOwned> Settings<C> {
         }
         if let Some((name, at)) = unknown {
             let known = others.iter().chain(own).copied();
-            let message = format!("there is no key `{name}`");
+            let message = format!("unknown key `{name}`");
             return Err(TableError::unknown(at, message, &name, known).into());
         }
         let config = C::deserialize(TableDeserializer::from(Spanned::new(at, settings.clone())));

@@ -167,7 +167,7 @@ mod tests {
 Legend:
   PEER      straight from device to device below their switch
   PHB       up and through the host bridge
-  NO        refused by the kernel: an error reaches the program, and nothing moves
+  NO        refused by the kernel: the program gets an error, and nothing moves
   -         not tried
   X (Y)     X has happened where the kernel's rule says Y; (!) where another thing is wrong
   intel-pt  intel-passthrough: an IOMMU that lets everything pass

@@ -104,7 +104,7 @@ impl Requester {
             .target;
         if matches!(target, Target::Unmapped) && self.client.ask(address, probe, &may_go_on).is_ok()
         {
-            log::debug!("{address:#x}: the client knows what is there, this function does not");
+            log::debug!("{address:#x}: only the client knows this memory");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of a function's DMA through this crate's public interface.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 mod ats;
 mod errant;

@@ -57,14 +57,14 @@ impl Turn<'_> {
     fn take_arrival(&mut self, arrival: Arrival) {
         let from = arrival.from;
         let Some((packet, payload)) = Packet::decode(&arrival.data) else {
-            return log::debug!("a packet of {from} makes no sense");
+            return log::debug!("invalid packet from {from}");
         };
         let kind = match arrival.reply {
             Some(_) => QueuePairKind::ReliableDatagram,
             None => QueuePairKind::Datagram,
         };
         if kind == QueuePairKind::Datagram && packet.verb != Verb::Message {
-            return log::debug!("a datagram of {from} is no message");
+            return log::debug!("a datagram from {from} is not a message");
         }
         let outcome = match packet.verb {
             Verb::Share => self.share_arrived(&packet, from, arrival.descriptors),

@@ -139,10 +139,7 @@ impl Turn<'_> {
     }
 
     /// Takes one entry out of the send queue. It is read once.
-    #[expect(
-        clippy::type_complexity,
-        reason = "a number and what it is the number of"
-    )]
+    #[expect(clippy::type_complexity, reason = "a number and its kind")]
     fn take_entry(
         &mut self,
         number: u16,

@@ -174,7 +174,7 @@ impl Staging {
         self.refusals += 1;
         let all = self.refusals;
         log::debug!(
-            "the staging buffer for {gid} is given up: payload goes in packets for {REFUSED:?}, {all} such times in all"
+            "the staging buffer for {gid} is given up: payload goes in packets for {REFUSED:?}, {all} times so far"
         );
     }
 
@@ -197,7 +197,7 @@ impl Staging {
         self.shared.remove(&from);
         if self.shared.len() >= MOST_SHARED_FILES {
             log::debug!(
-                "payload of {from} comes in packets: {MOST_SHARED_FILES} adapters share a staging buffer already"
+                "payload from {from} arrives in packets: {MOST_SHARED_FILES} adapters share a staging buffer already"
             );
             return false;
         }

@@ -117,7 +117,10 @@ impl Mailbox {
         };
         if *count >= limit {
             drop(waiting);
-            log::debug!("a packet of {} is dropped: too many wait", arrival.from);
+            log::debug!(
+                "a packet of {} is dropped: too many are waiting",
+                arrival.from
+            );
             return;
         }
         *count += 1;

@@ -62,7 +62,7 @@ pub enum ObjectError {
         number: u32,
     },
     /// Other objects use it.
-    #[error("{kind} {number} is in use: remove what uses it first")]
+    #[error("{kind} {number} is in use: remove its users first")]
     InUse {
         /// The object to remove.
         kind: ObjectKind,
@@ -86,7 +86,7 @@ pub enum ObjectError {
         number: u32,
     },
     /// A parameter has an invalid value.
-    #[error("{parameter} {value:#x} is not possible")]
+    #[error("invalid {parameter} {value:#x}")]
     Invalid {
         /// The parameter.
         parameter: &'static str,

@@ -22,7 +22,7 @@ fn socket_in_use_or_wrong_rule_is_one_clear_line() {
         (
             ["--impair", "a->b lossy"],
             2,
-            "\"lossy\", which is no effect",
+            "the unknown effect \"lossy\"",
         ),
         (
             ["--record", "/nowhere/record"],

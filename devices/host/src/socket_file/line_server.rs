@@ -60,7 +60,7 @@ impl LineServer {
         let thread = thread::Builder::new().name("control".to_owned());
         let thread = thread.spawn(move || {
             if let Err(error) = serve(&file, &socket, &stopped, &obey) {
-                log::error!("no orders are taken any more: {error}");
+                log::error!("no more orders are accepted: {error}");
             }
         })?;
         Ok(Self {
@@ -176,7 +176,7 @@ fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
         if let Some(end) = end.or_else(|| (count == 0 && !line.is_empty()).then_some(line.len())) {
             line.truncate(end);
             let line = String::from_utf8(line);
-            return Ok(line.map_err(|error| format!("the line is no text: {error}")));
+            return Ok(line.map_err(|error| format!("the line is not UTF-8: {error}")));
         }
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(long, "error a line has at most 512 bytes, with its end\n");
         let binary = ask(&path, b"\xff\n");
         assert!(
-            binary.starts_with("error the line is no text: "),
+            binary.starts_with("error the line is not UTF-8: "),
             "{binary}"
         );
         assert_eq!(ask(&path, b"do\n"), "ok done\n");

@@ -50,7 +50,7 @@ pub enum PollPolicy {
 
 /// A name that is not the name of a policy. The message continues after the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("is none of never, adaptive, always")]
+#[error("must be never, adaptive or always")]
 pub struct UnknownPolicy;
 
 fn unknown(_: &str) -> UnknownPolicy {

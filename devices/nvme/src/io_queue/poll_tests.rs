@@ -121,5 +121,5 @@ fn every_policy_has_a_name() {
         assert_eq!(parsed, (Ok(policy), name.into()));
     }
     let error = "sometimes".parse::<PollPolicy>().unwrap_err();
-    assert_eq!(error.to_string(), "is none of never, adaptive, always");
+    assert_eq!(error.to_string(), "must be never, adaptive or always");
 }

@@ -17,7 +17,7 @@ use super::backend::{Backend, DirectAccess};
 #[derive(Debug, Error)]
 pub enum ImageError {
     /// The image does not exist.
-    #[error("image {}: there is none; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
+    #[error("image {}: not found; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
     Missing(PathBuf),
     /// The image cannot be opened for reading and writing.
     #[error("image {}: must be open to this user for reading and writing", path.display())]
@@ -31,10 +31,10 @@ pub enum ImageError {
     #[error("image {}: in use by another run; stop that one or name another image", .0.display())]
     InUse(PathBuf),
     /// Two namespaces of one disk use the image.
-    #[error("image {}: two namespaces have it; name another image for one of them", .0.display())]
+    #[error("image {}: used by two namespaces; name another image for one of them", .0.display())]
     Twice(PathBuf),
     /// The path is neither a file nor a block device.
-    #[error("image {}: is no regular file and no block device", .0.display())]
+    #[error("image {}: neither a regular file nor a block device", .0.display())]
     Kind(PathBuf),
 }
 

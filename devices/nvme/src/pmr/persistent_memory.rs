@@ -47,7 +47,7 @@ const STEP: usize = 1 << 16;
 #[derive(Debug, Error)]
 pub enum PmrError {
     /// The file does not exist.
-    #[error("PMR {}: there is no such file; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
+    #[error("PMR {}: not found; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
     Missing(PathBuf),
     /// The file cannot be opened for reading and writing, or the host's disk has no room for it.
     #[error("PMR {}: cannot {action} the file", path.display())]
@@ -281,7 +281,7 @@ mod tests {
         let (folder, _) = file(BYTES);
         let missing = folder.path().join("none");
         let error = PersistentMemory::open(&missing).err().unwrap().to_string();
-        assert!(error.contains("none: there is no such file"), "{error}");
+        assert!(error.contains("none: not found"), "{error}");
         let error = PersistentMemory::open(folder.path()).err().unwrap();
         assert!(matches!(error, PmrError::Os { action: "open", .. }));
     }

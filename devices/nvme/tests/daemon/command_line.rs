@@ -31,7 +31,7 @@ fn fault_that_cannot_be_is_named_with_what_may_stand_there() {
     assert_eq!(exit.code, Some(USAGE));
     let said = exit.stderr;
     assert!(
-        said.contains("no subject of `fail`: write command, admin-command, gpu-command, dma"),
+        said.contains("must name a subject of `fail`: command, admin-command, gpu-command, dma"),
         "{said}"
     );
 }
@@ -118,7 +118,7 @@ fn socket_paths_that_cannot_be() {
     expect(&at(&long), ENVIRONMENT, &["107"]);
     let file = folder.path().join("file");
     fs::write(&file, "precious").unwrap();
-    expect(&at(&file), ENVIRONMENT, &["file", "no socket"]);
+    expect(&at(&file), ENVIRONMENT, &["file", "not a socket"]);
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     let daemon = start(&["--namespace", "ram=1M"]);
     expect(&at(daemon.socket()), ENVIRONMENT, &["in use"]);

@@ -6,7 +6,7 @@
     clippy::unwrap_used,
     clippy::indexing_slicing,
     clippy::cast_possible_truncation,
-    reason = "a test that goes wrong shall panic, and its numbers are small"
+    reason = "a test panics if it fails, and its numbers are small"
 )]
 
 mod cmb_legacy;

@@ -76,7 +76,7 @@ impl Switch {
         let port = self.ports.get(&from).ok_or(Reason::Silent)?;
         if port.announcing.is_some() {
             return Err(Reason::Violation(
-                "it announces before the last is Announced",
+                "it announces a window before the last one is Announced",
             ));
         }
         let is_gone = |window: &BarWindow| matches!(window.backing, BarBacking::Gone);
@@ -130,7 +130,9 @@ impl Switch {
     pub(super) fn acknowledge(&mut self, from: PortId, ticket: u64) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from);
         if !port.is_some_and(|port| port.updates.acknowledge(ticket)) {
-            return Err(Reason::Violation("it acknowledges what it has not read"));
+            return Err(Reason::Violation(
+                "it acknowledges changes that it has not read",
+            ));
         }
         self.update(from);
         self.settle();

@@ -38,11 +38,12 @@ impl Forwarding {
     pub(super) fn reason(&self, name: &str) -> String {
         match self.is_known && !self.is_ended {
             true => format!(
-                "is outside of what the bridge above it forwards, which is {}",
+                "is outside of the range that the bridge above it forwards, {}",
                 self.known.of(name)
             ),
             false => {
-                "may be outside of what the bridge above it forwards, which is unknown".to_owned()
+                "may be outside of the range that the bridge above it forwards, which is unknown"
+                    .to_owned()
             }
         }
     }
@@ -61,7 +62,9 @@ impl Forwarding {
     pub(super) fn question(&mut self, now: Instant) -> Option<u64> {
         self.deadline().filter(|at| *at <= now)?;
         if self.is_asked {
-            log::warn!("no answer for {BRIDGES_TIME_OUT:?}: what the bridges forward is unknown");
+            log::warn!(
+                "no answer for {BRIDGES_TIME_OUT:?}: the windows of the bridges are unknown"
+            );
             self.is_known = false;
         }
         self.number += 1;

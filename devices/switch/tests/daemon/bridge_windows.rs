@@ -46,7 +46,7 @@ fn endpoint_cannot_claim_what_another_port_forwards() {
     assert!(matches!(gpu.receive(), Message::Announced { sequence: 1 }));
     // The switch asks until the window may be passed on, and logs it after a while.
     let windows = "disk0=0x2000-0x2fff gpu0=0x5000-0x5fff disk1=";
-    let line = "(gpu0), BAR0 at 0x2000+0x1000 is outside of what the bridge above it forwards, which is 0x5000-0x5fff";
+    let line = "(gpu0), BAR0 at 0x2000+0x1000 is outside of the range that the bridge above it forwards, 0x5000-0x5fff";
     while !daemon.stderr().contains(line) {
         bridges.answer(Some(windows));
     }

@@ -18,8 +18,8 @@ fn socket_in_use_or_wrong_link_is_one_clear_line() {
     assert!(line.starts_with("peerbar-switch: socket path "), "{line}");
     assert!(line.contains("in use by a live server"), "{line}");
     for (args, words) in [
-        (["--link", "disk0=lossy"], "none of route, redirect"),
-        (["--pci-hole", "0x2000-0x1000"], "is no FIRST-LAST"),
+        (["--link", "disk0=lossy"], "expected route, redirect"),
+        (["--pci-hole", "0x2000-0x1000"], "must be FIRST-LAST"),
     ] {
         let exit = command().args(args).refused();
         assert_eq!(exit.code, Some(2));

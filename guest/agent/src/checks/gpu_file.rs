@@ -117,7 +117,7 @@ fn judge_library(
     };
     ensure!(
         sum == wanted,
-        "the library has counted {sum:?}, where {wanted:?} was right"
+        "the library counted {sum:?}, expected {wanted:?}"
     );
     Ok(())
 }
@@ -172,8 +172,9 @@ impl Round<'_> {
         settle(volumes)?;
         watch.watch(|| self.in_all(threads, Direction::Read))?;
         for (thread, content) in threads.iter().zip(&contents) {
-            self.inspect(thread, content)
-                .with_context(|| format!("what {} read into VRAM is wrong", thread.name()))?;
+            self.inspect(thread, content).with_context(|| {
+                format!("the data that {} read into VRAM is wrong", thread.name())
+            })?;
         }
         settle(volumes)?;
         watch.watch(|| self.in_all(threads, Direction::Write))?;
@@ -182,7 +183,9 @@ impl Round<'_> {
             let seen = disk::read(&thread.plain, target, content.bytes.len());
             content
                 .verify(&seen.context("reading it back")?)
-                .with_context(|| format!("what {} wrote from VRAM is wrong", thread.name()))?;
+                .with_context(|| {
+                    format!("the data that {} wrote from VRAM is wrong", thread.name())
+                })?;
         }
         Ok(())
     }

@@ -204,7 +204,7 @@ fn read(
     let (launches, by_gpu) =
         watch.watch(|| read_by_gpu(measurement, gpus, blocks_of_a_read(disk)?, depth))?;
     for gpu in &*gpus {
-        verify(gpu, pattern).context("what the GPU has read")?;
+        verify(gpu, pattern).context("the data that the GPU read")?;
     }
     let doorbells = gpus
         .iter()
@@ -220,7 +220,7 @@ fn read(
     let by_processor = Rate::measure(measurement, depth, || {
         read_by_processor(disk, gpu.destinations(), depth)
     })?;
-    verify(gpu, pattern).context("what the processor has read")?;
+    verify(gpu, pattern).context("the data that the processor read")?;
     Ok(Reads {
         done: Done {
             launches,

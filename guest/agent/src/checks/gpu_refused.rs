@@ -43,7 +43,7 @@ impl Run for GpuRefused {
         };
         ensure!(
             file.traffic() == right,
-            "the library has counted {:?}, where {right:?} was right",
+            "the library counted {:?}, expected {right:?}",
             file.traffic()
         );
         let shares = [disk.share(measure.bytes), gpu.share(measure.bytes)];
@@ -71,7 +71,9 @@ fn refused(
     for outcome in outcomes {
         match outcome {
             Err(Error::PeerToPeer { .. }) => {}
-            Err(error) => bail!("a transfer was to be refused as peer-to-peer DMA, but: {error:#}"),
+            Err(error) => {
+                bail!("a transfer should have been refused as peer-to-peer DMA, but: {error:#}")
+            }
             Ok(moved) => bail!(
                 "{moved} bytes have moved: the kernel has a route between these devices, so this check is out of place"
             ),
@@ -97,7 +99,7 @@ fn mapping_is_refused(gpu: &Gpu, disk: &Controller) -> anyhow::Result<()> {
     let import = importer.attach(&dma_buf, kind, Some(PciFunction::of(&disk.pci)?))?;
     match import.map() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EREMOTEIO)) => {}
-        other => bail!("a mapping was to be refused as peer-to-peer DMA, but: {other:?}"),
+        other => bail!("a mapping should have been refused as peer-to-peer DMA, but: {other:?}"),
     }
     Ok(buffer.revoke()?)
 }

@@ -80,7 +80,7 @@ impl OpenedMemory {
                 Ok(event) if event.events().contains(ReadFlags::IGNORED) => continue,
                 Ok(event) => event.wd(),
                 Err(Errno::WOULDBLOCK) => return Ok(opened),
-                Err(error) => return Err(error).context("cannot read what was opened"),
+                Err(error) => return Err(error).context("cannot read which files were opened"),
             };
             let of_watch = self.watched.iter().find(|(of, _)| *of == watch);
             // The queue has lost events: anything may have been opened.
@@ -142,7 +142,7 @@ fn judge_opened(what: &str, provider: &str, opened: &BTreeSet<&str>) -> anyhow::
     // The counters do not tell which of several was used.
     let other = opened.iter().find(|name| **name != provider);
     if let Some(other) = other {
-        bail!("{what} opened memory of {other}, where `through` names {provider}");
+        bail!("{what} opened memory of {other}, but `through` names {provider}");
     }
     Ok(())
 }
@@ -163,7 +163,7 @@ fn judge_held(
     };
     if let Some((device, process)) = held.iter().find(|(device, _)| is_possible(device)) {
         bail!(
-            "{what} may have used memory of {device}, where `through` names {provider}: {process} held some before, and the counters do not \
+            "{what} may have used memory of {device}, but `through` names {provider}: {process} held some before, and the counters do not \
              tell the two apart; end that process before the check"
         );
     }
@@ -237,7 +237,7 @@ mod tests {
         };
         let peer = flow("disk0", Completer::PeerBar);
         let error = judged("disk2", std::slice::from_ref(&peer)).unwrap_err();
-        let expected = "it may have used memory of disk2, where `through` names gpu0: `a` (process 7) held some before";
+        let expected = "it may have used memory of disk2, but `through` names gpu0: `a` (process 7) held some before";
         assert!(error.starts_with(expected), "{error}");
         judged("gpu0", std::slice::from_ref(&peer)).unwrap();
         judged("disk0", std::slice::from_ref(&peer)).unwrap();

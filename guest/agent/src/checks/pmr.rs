@@ -94,7 +94,7 @@ impl Region {
         let capabilities = Pmrcap::from_bits(read(&registers, PMRCAP)?);
         ensure!(
             capabilities.pmrwbm() & Pmrcap::BARRIER_STATUS != 0,
-            "a read of PMRSTS is no barrier: {capabilities:?}"
+            "a read of PMRSTS is not a barrier: {capabilities:?}"
         );
         let bar = capabilities.bir().into();
         let memory = registers.device().map(BarRange {
@@ -238,7 +238,7 @@ fn runs_of(record: &[u8], data: &[u8]) -> anyhow::Result<Option<u64>> {
     let (runs, sum) = (u64::from_le_bytes(*runs), u64::from_le_bytes(*sum));
     ensure!(
         sum == IN_PROGRESS || sum == checksum(data),
-        "what run {runs} has left is not there any more"
+        "the data of run {runs} is lost"
     );
     Ok(Some(runs))
 }

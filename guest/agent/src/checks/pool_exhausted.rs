@@ -26,7 +26,7 @@ impl Run for PoolExhausted {
                     .and_then(io::Error::raw_os_error);
                 ensure!(
                     code == Some(libc::ENOMEM),
-                    "mapping more than the pool has was to fail with ENOMEM: {error:#}"
+                    "mapping more than the pool has should have failed with ENOMEM: {error:#}"
                 );
             }
         }

@@ -92,7 +92,7 @@ fn explain_start(error: anyhow::Error) -> anyhow::Error {
              of the interpreter in `packages`"
         }
         Some(libc::ENOEXEC) => {
-            "it is no program for this machine: a script starts with a line such as `#!/bin/sh`"
+            "it is not a program for this machine: a script must start with a line such as `#!/bin/sh`"
         }
         _ => return error,
     };

@@ -54,12 +54,12 @@ pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow:
         match through {
             Buffer::P2pmem(provider) => ensure!(
                 peer == *bytes && ram == 0,
-                "{name} was to move {bytes} payload bytes to or from the p2pmem of {provider}, none of them through \
+                "{name} should have moved {bytes} payload bytes to or from the p2pmem of {provider}, none of them through \
                  guest RAM; its counters show {peer} with a device's memory and {ram} with guest RAM"
             ),
             Buffer::GuestRam => ensure!(
                 ram == *bytes && peer == 0,
-                "{name} was to move {bytes} payload bytes to or from guest RAM; its counters show {ram}, and {peer} \
+                "{name} should have moved {bytes} payload bytes to or from guest RAM; its counters show {ram}, and {peer} \
                  with a device's memory"
             ),
         }
@@ -70,7 +70,7 @@ pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow:
         .saturating_sub(counted.map(|share| share.bytes).sum());
     ensure!(
         strays == 0,
-        "devices that had no part in the copy moved {strays} payload bytes meanwhile"
+        "devices that had no part in the copy moved {strays} payload bytes during it"
     );
     Ok(())
 }
@@ -81,7 +81,7 @@ pub(super) fn stayed_below(measure: &Measure) -> anyhow::Result<()> {
     let up = measure.routes.get(&Route::Upstream).copied().unwrap_or(0);
     ensure!(
         up == 0,
-        "{up} payload bytes went up to the root and were asked of QEMU, though all devices are below one switch; the \
+        "{up} payload bytes went up to the root and were requested from QEMU, though all devices are below one switch; the \
          servers' logs say whether they are attached to it"
     );
     Ok(())
@@ -149,7 +149,7 @@ mod tests {
             judge(&p2p, &want, &stray)
                 .unwrap_err()
                 .to_string()
-                .contains("moved 1 payload bytes meanwhile")
+                .contains("moved 1 payload bytes during it")
         );
     }
 

@@ -39,7 +39,7 @@ impl Run for VfioAlias {
         };
         ensure!(
             arrived == expected,
-            "what the disk read to {address:#x} arrived at {arrived:?}, where the topology has {expected:?}"
+            "the data that the disk read to {address:#x} arrived at {arrived:?}, but the topology expects {expected:?}"
         );
         let traffic = watch.traffic()?;
         let seen = (
@@ -52,7 +52,7 @@ impl Run for VfioAlias {
         };
         ensure!(
             seen == counted,
-            "the counters of {} show {seen:?} bytes with devices and guest RAM, where {counted:?} were to be",
+            "the counters of {} show {seen:?} bytes with devices and guest RAM, expected {counted:?}",
             self.disk
         );
         Ok(CheckOutcome::Passed)

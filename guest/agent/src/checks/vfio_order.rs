@@ -54,7 +54,7 @@ impl Run for VfioOrder {
 fn judge(late: &[u64], expected: u16) -> anyhow::Result<()> {
     ensure!(
         late.len() == usize::from(expected),
-        "of {READS} reads the completions of {} were there before their data, numbers {late:?} from 0 on, where {expected} were to be",
+        "of {READS} reads the completions of {} were there before their data, numbers {late:?} from 0 on, expected {expected}",
         late.len()
     );
     Ok(())

@@ -275,7 +275,7 @@ fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), doorbells: u64) -> anyhow::
     ensure!(
         in_ram == (0, 0, 0) && traffic.payload() == BYTES,
         "the disk's counters show {in_ram:?}: commands out of guest RAM, bytes to there, and failures; and {} bytes in all where \
-         {BYTES} were to be of the window",
+         {BYTES} should have been of the window",
         traffic.payload()
     );
     let written = traffic.registers_written(gpu);

@@ -312,7 +312,7 @@ impl Shared {
                 HostMessage::InputEnd => self.input.lock().end(),
                 HostMessage::Signal(number) => {
                     let signal = Signal::from_named_raw(number);
-                    self.signal(signal.with_context(|| format!("signal {number} is none"))?);
+                    self.signal(signal.with_context(|| format!("invalid signal number {number}"))?);
                 }
                 HostMessage::Resize(size) => {
                     if let Some(terminal) = terminal {

@@ -106,7 +106,7 @@ fn matches(keys: &mut Keys<'_, '_>) -> Result<Vec<String>, TableError> {
     for pattern in &patterns {
         if let Err(error) = line_pattern(pattern.get_ref()) {
             let message = format!(
-                "`matches`: {:?} is no regular expression: {error}",
+                "`matches`: invalid regular expression {:?}: {error}",
                 pattern.get_ref()
             );
             return Err(TableError::new(pattern.span(), message));

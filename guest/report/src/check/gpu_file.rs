@@ -164,7 +164,7 @@ fn capacity(on: Medium, disk: &NvmeDevice) -> Result<u64, String> {
     match on {
         Medium::Raw => Ok(bytes),
         Medium::Xfs if bytes < LEAST_XFS => Err(format!(
-            "XFS takes no disk of less than {}, and `{}` has {}: enlarge its namespace",
+            "XFS requires a disk of {} or more, and `{}` has {}: enlarge its namespace",
             Size(LEAST_XFS),
             disk.name,
             Size(bytes)

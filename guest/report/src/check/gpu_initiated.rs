@@ -132,13 +132,13 @@ impl CheckKind for GpuInitiated {
         let backend = keys.or_default("backend")?;
         let fault: Option<Spanned<u8>> = keys.optional("fault")?;
         if let Some(fault) = fault.as_ref().filter(|_| driver != GpuDriver::Vfio) {
-            let message = "`fault` is of a GPU that the check drives: leave `driver` out";
+            let message = "`fault` is for a GPU that the check drives: leave `driver` out";
             return Err(TableError::new(fault.span(), message));
         }
         let reset: Option<Spanned<bool>> = keys.optional("reset")?;
         if let Some(reset) = reset.as_ref().filter(|_| driver != GpuDriver::PeerbarGpu) {
             let message =
-                "`reset` is of a GPU with its own driver: write `driver = \"peerbar-gpu\"`";
+                "`reset` is for a GPU with its own driver: write `driver = \"peerbar-gpu\"`";
             return Err(TableError::new(reset.span(), message));
         }
         Ok(Self {

@@ -116,7 +116,7 @@ impl Inventory {
         if let Some(gpu) = self.find_gpu(name.get_ref()) {
             if gpu.window {
                 let message = format!(
-                    "`{0}` has no p2pmem: a window is none, give [[gpu]] {0} the `mode = \"static\"`",
+                    "`{0}` has no p2pmem, because its aperture is a window: give [[gpu]] {0} `mode = \"static\"`",
                     gpu.name
                 );
                 return Err(TableError::new(at, message));
@@ -164,7 +164,7 @@ impl Inventory {
         }
         let beside = match queues {
             0 => String::new(),
-            queues => format!(", of which its queues may take {}", Size(queues)),
+            queues => format!(", and its queues may take {} of that", Size(queues)),
         };
         Err(format!(
             "{threads} x {} do not fit the p2pmem of `{name}`: it has {}{beside}",

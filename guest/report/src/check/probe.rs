@@ -67,10 +67,10 @@ impl CheckKind for Probe {
         let is_gpu = |name| keys.inventory.find_gpu(name).is_some();
         let misfit = match by {
             ProbeDriver::Vfio if is_gpu(&client) || !is_gpu(&provider) => {
-                Some("`by = \"vfio\"` takes a disk as `client` and a GPU as `provider`")
+                Some("`by = \"vfio\"` requires a disk as `client` and a GPU as `provider`")
             }
             ProbeDriver::Verbs if !is_gpu(&provider) => {
-                Some("`by = \"verbs\"` takes an adapter as `client` and a GPU as `provider`")
+                Some("`by = \"verbs\"` requires an adapter as `client` and a GPU as `provider`")
             }
             _ => None,
         };

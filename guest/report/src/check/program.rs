@@ -178,7 +178,7 @@ fn environment(keys: &mut Keys<'_, '_>) -> Result<BTreeMap<String, String>, Tabl
     let variables: BTreeMap<String, Spanned<String>> = keys.or_default("environment")?;
     let variables = variables.into_iter().map(|(name, value)| {
         if name.is_empty() || name.contains(['=', '\0']) {
-            let message = format!("`environment`: {name:?} is no name of a variable");
+            let message = format!("`environment`: invalid variable name {name:?}");
             return Err(TableError::new(value.span(), message));
         }
         Ok((name, word(keys, value)?))

@@ -20,7 +20,7 @@ fn with_cmb_queues(keys: &mut Keys<'_, '_>, key: &str) -> Result<String, TableEr
         return Ok(nvme.name.clone());
     }
     let message = format!(
-        "`{0}` takes no queues in a CMB: give [[nvme]] {0} `cmb-queues = true`",
+        "`{0}` does not support queues in its CMB: give [[nvme]] {0} `cmb-queues = true`",
         nvme.name
     );
     Err(TableError::new(at, message))

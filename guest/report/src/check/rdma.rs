@@ -128,7 +128,7 @@ impl Rdma {
         let written = sum(&|flow| flow.direction == Direction::Write);
         if read != payload || written != payload {
             return Err(format!(
-                "{payload} payload bytes were to be moved; the counters of {} show {read} read and {written} written",
+                "{payload} payload bytes should have been moved; the counters of {} show {read} read and {written} written",
                 self.adapters()
             ));
         }
@@ -136,7 +136,7 @@ impl Rdma {
         let with_ram = sum(&|flow| flow.completer == Completer::GuestRam);
         if with_ram != in_ram {
             return Err(format!(
-                "{payload} payload bytes were to be moved, with {in_ram} read from or written to guest RAM; the counters of {} \
+                "{payload} payload bytes should have been moved, with {in_ram} read from or written to guest RAM; the counters of {} \
                  show {with_ram} with guest RAM, and {} with a device's memory",
                 self.adapters(),
                 sum(&|flow| flow.completer == Completer::PeerBar)

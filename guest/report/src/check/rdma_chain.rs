@@ -87,7 +87,7 @@ impl RdmaChain {
             let bytes = sum(&mut of_step.map(|flow| flow.bytes));
             if bytes != payload {
                 return Err(format!(
-                    "{device} was to {word} {payload} payload bytes of the memory of {gpu}; its counters show {bytes}"
+                    "{device} had to {word} {payload} payload bytes of the memory of {gpu}; its counters show {bytes}"
                 ));
             }
             counted = counted.saturating_add(bytes);
@@ -96,7 +96,7 @@ impl RdmaChain {
         match all == counted {
             true => Ok(()),
             false => Err(format!(
-                "{} payload bytes moved beside the chain's: the devices' counters show {flows:?}",
+                "{} payload bytes moved in addition to the chain's: the devices' counters show {flows:?}",
                 all.saturating_sub(counted)
             )),
         }
@@ -225,7 +225,7 @@ mod tests {
             flows.push(other);
             let error = chain().judge(&flows, &[], 100).unwrap_err();
             assert!(
-                error.starts_with("100 payload bytes moved beside"),
+                error.starts_with("100 payload bytes moved in addition"),
                 "{error}"
             );
         }

@@ -56,7 +56,7 @@ impl RdmaCompletions {
             return Ok(());
         }
         Err(format!(
-            "{completions} completions were to be in {}, which are {bytes} bytes; the counters of {} show {to_devices} bytes of completions \
+            "{completions} completions of {bytes} bytes in all should have gone to {}; the counters of {} show {to_devices} bytes of completions \
              that went to other devices, and {to_guest_ram} that went to guest RAM",
             self.memory, self.nic
         ))
@@ -71,7 +71,7 @@ impl CheckKind for RdmaCompletions {
         let loses: Option<Spanned<bool>> = keys.optional("loses")?;
         let loses_memory = loses.as_ref().filter(|it| *it.get_ref());
         if let Some(loses) = loses_memory.filter(|_| memory.gpu().is_none()) {
-            let message = "`loses` takes memory of a GPU: write `memory = { vram = \"NAME\" }`";
+            let message = "`loses` requires memory of a GPU: write `memory = { vram = \"NAME\" }`";
             return Err(TableError::new(loses.span(), message));
         }
         Ok(Self {
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(ram.judge(10, written(0, 400)), Ok(()));
         for bytes in [0, 319, 352] {
             let error = vram.judge(10, written(bytes, 320)).unwrap_err();
-            let begins = "10 completions were to be in VRAM of g";
+            let begins = "10 completions of 320 bytes in all should have gone to VRAM of g";
             assert!(error.starts_with(begins), "{error}");
         }
         assert!(ram.judge(10, written(32, 320)).is_err());

@@ -130,7 +130,7 @@ impl RdmaLost {
             let mut strays = own.clone().filter(|flow| !is_right(flow));
             if let Some(stray) = strays.find(|flow| !of_others(flow)) {
                 return Err(format!(
-                    "{nic} was to move payload with {memory} only ({direction:?}): its counters show {stray:?}"
+                    "{nic} should have moved payload with {memory} only ({direction:?}): its counters show {stray:?}"
                 ));
             }
             let right = own.filter(is_right).map(|flow| flow.bytes);
@@ -275,15 +275,15 @@ mod tests {
                 ),
                 (
                     vec![&near, &far, &flow("m", GuestRam, asked, 1)],
-                    "m was to move payload with VRAM of h only",
+                    "m should have moved payload with VRAM of h only",
                 ),
                 (
                     vec![&near, &far, &flow("m", PeerBar, asks, 1)],
-                    "m was to move payload with VRAM of h only",
+                    "m should have moved payload with VRAM of h only",
                 ),
                 (
                     vec![&near, &far, &flow("n", PeerBar, asks, 1)],
-                    "n was to move payload with guest RAM only",
+                    "n should have moved payload with guest RAM only",
                 ),
             ] {
                 let error = judged(&flows).unwrap_err();

@@ -69,7 +69,7 @@ impl RdmaRefused {
             .find(|flow| flow.completer != memory.completer())
         {
             return Err(format!(
-                "{asked} was to move payload with {memory} only; its counters show {stray:?}"
+                "{asked} should have moved payload with {memory} only; its counters show {stray:?}"
             ));
         }
         for (direction, word, permitted) in [

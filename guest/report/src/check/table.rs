@@ -129,7 +129,7 @@ impl TableError {
         }
         let message = match (key, other_type(&message)) {
             (Some(key), Some((found, wanted))) => format!("`{key}` takes {wanted}, not {found}"),
-            (None, Some((found, wanted))) => format!("there must be {wanted}, not {found}"),
+            (None, Some((found, wanted))) => format!("expected {wanted}, not {found}"),
             (_, None) => message,
         };
         Self::new(at, message)
@@ -145,7 +145,7 @@ impl TableError {
         let mut names = message.split('`').skip(1).step_by(2);
         let (name, known) = (names.next()?, names);
         let message = match is_key {
-            true => format!("there is no key `{name}`"),
+            true => format!("unknown key `{name}`"),
             false => format!("`{name}` is unknown"),
         };
         Some(Self::unknown(at.clone(), message, name, known))
@@ -258,7 +258,7 @@ impl<'i> CheckTable<'i> {
         match keys.values.first() {
             // A key without a use would be a demand that the run ignores.
             Some((key, _)) => {
-                let message = format!("`{}` is of no use here: leave it out", key.get_ref());
+                let message = format!("`{}` has no effect here: leave it out", key.get_ref());
                 Err(TableError::new(key.span(), message))
             }
             None => Ok(check),
@@ -305,7 +305,7 @@ fn seconds_of(limit: Spanned<Timeout>, inventory: &Inventory) -> Result<u32, Tab
 
 fn unknown_kind(kind: &Spanned<String>) -> TableError {
     let name = kind.get_ref();
-    let message = format!("there is no kind of check `{name}`");
+    let message = format!("unknown kind of check `{name}`");
     let known = KINDS.iter().map(|kind| kind.name);
     TableError::unknown_or(kind.span(), message, name, known, || {
         "`peerbar list` names all kinds".to_owned()
@@ -494,7 +494,7 @@ impl<'i, 's> Keys<'i, 's> {
                 Err(TableError::new(at, message))
             }
             Some(&bad) => {
-                let message = format!("`{key}`: {} is no multiple of {}", Size(bad), Size(unit));
+                let message = format!("`{key}`: {} is not a multiple of {}", Size(bad), Size(unit));
                 Err(TableError::new(at, message))
             }
             None => Ok(Spanned::new(at, bytes)),
@@ -509,7 +509,7 @@ impl<'i, 's> Keys<'i, 's> {
         match self.optional("threads")? {
             Some(threads) if !THREADS.contains(threads.get_ref()) => {
                 let message = format!(
-                    "`threads = {}`: from {} to {} threads can copy",
+                    "`threads = {}`: expected {} to {}",
                     threads.get_ref(),
                     THREADS.start(),
                     THREADS.end()

@@ -64,7 +64,7 @@ impl CheckKind for VfioNvme {
         let with = with.into_inner();
         let provider = with.provider();
         if let Some(name) = provider.filter(|name| keys.inventory.find_gpu(name).is_none()) {
-            let message = format!("`with` takes the memory of a GPU, and `{name}` is none");
+            let message = format!("`with` requires the memory of a GPU, and `{name}` is not one");
             return Err(TableError::new(at, message));
         }
         let backend = keys.or_default("backend")?;
@@ -73,7 +73,7 @@ impl CheckKind for VfioNvme {
         for (key, location) in [("queues", queues), ("lists", lists)] {
             if location == QueueLocation::Vram && with == Buffer::GuestRam {
                 let message =
-                    format!("`{key} = \"vram\"` takes the memory of a GPU: name it by `with`");
+                    format!("`{key} = \"vram\"` requires the memory of a GPU: name it by `with`");
                 return Err(TableError::new(at, message));
             }
         }

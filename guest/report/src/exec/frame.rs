@@ -22,10 +22,10 @@ pub enum MessageError {
     #[error("a message of {0} bytes: at most {LONGEST_FRAME} are allowed")]
     TooLong(u32),
     /// No message has this kind.
-    #[error("message kind {0} is none: host and guest are of different builds")]
+    #[error("unknown message kind {0}: host and guest are from different builds")]
     UnknownKind(u8),
     /// The content of a message is invalid.
-    #[error("a message is none: host and guest are of different builds")]
+    #[error("invalid message: host and guest are from different builds")]
     Content(#[source] serde_json::Error),
     /// No program ends with this status.
     #[error("the guest reports status {0}, with which no program ends")]

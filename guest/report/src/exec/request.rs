@@ -52,7 +52,7 @@ pub enum RequestError {
     #[error("a word of {0} bytes: at most {LONGEST} are allowed")]
     TooLong(usize),
     /// A word cannot be passed to a program.
-    #[error("{0:?} has a zero byte, or is no name of a variable")]
+    #[error("{0:?} has a zero byte, or is not a variable name")]
     Malformed(String),
 }
 

@@ -31,7 +31,7 @@ pub enum KtapError {
     #[error("a line of the report is longer than {LINE_LIMIT} bytes")]
     LineTooLong,
     /// A result does not have the next number.
-    #[error("the report has result {seen} where result {expected} comes next")]
+    #[error("the report has result {seen} in the place of result {expected}")]
     OutOfOrder {
         /// The next number.
         expected: u32,

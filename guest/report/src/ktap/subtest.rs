@@ -287,7 +287,7 @@ impl Reader {
     /// Ends details. Results within details that do not end would be lost.
     fn end_details(&mut self) {
         if self.yaml.take().is_some() {
-            self.flaw("details that `---` begins have no end (`...`)".to_owned());
+            self.flaw("details that begin with `---` have no end (`...`)".to_owned());
         }
     }
 
@@ -353,7 +353,9 @@ impl Reader {
             subtests,
         });
         if let Some(number) = result.number.filter(|number| *number != due) {
-            self.flaw(format!("result {number} ({name}) comes where {due} is due"));
+            self.flaw(format!(
+                "result {number} ({name}) is in the place of result {due}"
+            ));
         }
     }
 
@@ -462,7 +464,7 @@ fn odd_line(text: &str) -> Option<String> {
     let is_behind_text = has_failure_behind_text(text);
     let is_odd = || {
         is_odd_failure(text)
-            .then(|| format!("this is no result line: `{}`", shortened(text.to_owned())))
+            .then(|| format!("invalid result line: `{}`", shortened(text.to_owned())))
     };
     is_behind_text.then(|| behind_text(text)).or_else(is_odd)
 }
@@ -566,7 +568,7 @@ mod tests {
             ("1..2\nok 1 a\n", "it planned 2 results and has 1"),
             (
                 "1..2\nok 1 a\nok 3 b\n",
-                "result 3 (b) comes where 2 is due",
+                "result 3 (b) is in the place of result 2",
             ),
             (
                 "ok 1 a\n",
@@ -579,7 +581,7 @@ mod tests {
             ),
             (
                 "1..1\nok 1 - a\n  ---\n  message: x\nnot ok 2 - b\n",
-                "not ok: b; details that `---` begins have no end (`...`); it planned 1 result and has 2",
+                "not ok: b; details that begin with `---` have no end (`...`); it planned 1 result and has 2",
             ),
             (
                 "1..1\nok 1 - a\n.. not ok 2 - b\n",
@@ -621,7 +623,7 @@ mod tests {
             ),
             (
                 "1..1\nnot ok 1 - a\r100 percent\nok 1 - a\n",
-                "not ok: a; result 1 (a) comes where 2 is due; it planned 1 result and has 2",
+                "not ok: a; result 1 (a) is in the place of result 2; it planned 1 result and has 2",
             ),
             (
                 "1..1\nok 1 - a\u{c}not ok 2 - b\n",
@@ -638,17 +640,17 @@ mod tests {
             ),
             (
                 "1..1\nok 1 - a\nnot ok: 2 b\n",
-                "this is no result line: `not ok: 2 b`",
+                "invalid result line: `not ok: 2 b`",
             ),
             (
                 "1..1\nok 99999999999999999999999 - a\n",
-                "result 18446744073709551615 (a) comes where 1 is due",
+                "result 18446744073709551615 (a) is in the place of result 1",
             ),
             ("1..1\nok 1 a # TIMEOUT 45 seconds\n", "not ok: a"),
             ("1..1\nok 1 a # ERROR bad exit\n", "not ok: a"),
             (
                 "1..1\n  ---\n    not ok 1 x\nok 1 suite\n",
-                "details that `---` begins have no end (`...`)",
+                "details that begin with `---` have no end (`...`)",
             ),
             (
                 "1..1\n  # Subtest: suite\n  ok 1 x\nok 1 suite\n",

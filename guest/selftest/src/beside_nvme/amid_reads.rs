@@ -79,7 +79,7 @@ impl<'a> AmidReads<'a> {
         let state = reader.pair.state()?;
         ensure!(
             state == QueueState::Revoked,
-            "the queues are {state:?}, and were to be revoked"
+            "the queues are {state:?}, but should be revoked"
         );
         ends_by_its_limit(reader.statuses(TIME_OUT))?;
         reader.delete().release();
@@ -94,7 +94,8 @@ impl<'a> AmidReads<'a> {
         let lost = until_commands_are_met("a reset in place of the deletion", || {
             self.is_reset_amid_reads()
         });
-        let lost = lost.context("the disk was to refuse to delete the queues, and to be reset")?;
+        let lost =
+            lost.context("the disk should have refused to delete the queues, and have been reset")?;
         Ok(format!(
             "commands in progress: a reset in place of the deletion met {lost}"
         ))
@@ -160,7 +161,7 @@ impl<'a> AmidReads<'a> {
         let left = in_progress(&watch.since(begun)?, self.disk.number)?;
         ensure!(
             left == 0,
-            "{left} commands of the GPU are in progress once its queues are to be gone"
+            "{left} commands of the GPU are in progress although its queues should be gone"
         );
         Ok(())
     }
@@ -172,7 +173,7 @@ impl<'a> AmidReads<'a> {
         let size = sizes(&taken);
         ensure!(
             size >= free,
-            "{size} bytes of the GPU's memory are free, where {free} are to be"
+            "{size} bytes of the GPU's memory are free, expected {free}"
         );
         self.keep_their_mark(&taken.iter().collect::<Vec<_>>())
     }
@@ -220,7 +221,7 @@ fn has_ended(reader: &mut HeldBackReader) -> anyhow::Result<bool> {
 fn ends_by_its_limit(ended: peerbar_gds::Result<Vec<u16>>) -> anyhow::Result<()> {
     match ended {
         Err(Error::Fault(Fault::TimeOut)) => Ok(()),
-        Ok(_) => bail!("the launch ends well, which was to end with fault 7"),
-        Err(error) => Err(error).context("a launch that was to end with fault 7"),
+        Ok(_) => bail!("the launch ended well instead of with fault 7"),
+        Err(error) => Err(error).context("a launch that must end with fault 7"),
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn run(gpu: &gpus::Gpu, channel: &Channel) -> anyhow::Result<()> {
     for (name, submit, errno) in refused(handle) {
         match node.submit(&submit) {
             Err(error) if error == errno => {}
-            other => bail!("{name} was to be refused with {errno:?}, but: {other:?}"),
+            other => bail!("{name} should have been refused with {errno:?}, but: {other:?}"),
         }
     }
     for (name, submit, code) in faulted(handle) {
@@ -51,7 +51,7 @@ pub(super) fn run(gpu: &gpus::Gpu, channel: &Channel) -> anyhow::Result<()> {
         let faults = channel.faults()?.wrapping_sub(before);
         ensure!(
             (error, next, faults) == (code, 0, 1),
-            "{name} was to end with fault {code}, but it ended with {error}, the command behind it with {next}, and the GPU \
+            "{name} should have ended with fault {code}, but it ended with {error}, the command behind it with {next}, and the GPU \
              has recorded {faults} faults"
         );
     }
@@ -201,7 +201,7 @@ fn overlap_in_parts_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     let (from, to) = (..DISTANCE + DISTANCE / 2, DISTANCE..);
     match gpu.copy(host.span(from)?, host.span(to)?) {
         Err(Error::Driver { .. }) => Ok(()),
-        other => bail!("it was to be refused by the driver, but: {other:?}"),
+        other => bail!("it should have been refused by the driver, but: {other:?}"),
     }
 }
 
@@ -215,6 +215,6 @@ fn revoked_import_is_refused(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     buffer.revoke()?;
     match importer.fill(imported.span(..)?, MARK) {
         Err(Error::Driver { .. }) => Ok(()),
-        other => bail!("a fill of it was to be refused by the driver, but: {other:?}"),
+        other => bail!("a fill of it should have been refused by the driver, but: {other:?}"),
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn of_a_user(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     let ended = in_child(|| channels_as_a_user(&files))?;
     ensure!(
         ended.code() == Some(MOST.into()),
-        "a user without rights was to get {MOST} channels and EBUSY for one more, but its process ended with {ended}"
+        "a user without rights should have got {MOST} channels and EBUSY for one more, but its process ended with {ended}"
     );
     // They are still open, and thus have their channels.
     let others = gpu.open()?;

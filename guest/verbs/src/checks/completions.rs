@@ -39,7 +39,7 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::R
     }
     report.add("buffer that is too short", fixture.short());
     report.add("receives that are flushed", fixture.flush());
-    report.add("nothing beside the entries", fixture.beside());
+    report.add("nothing but the entries", fixture.beside());
     let completions = fixture.sent.consumed() + fixture.received.consumed();
     println!("# completions {completions}");
     Ok(())

@@ -100,7 +100,7 @@ impl Load {
             }
             ensure!(
                 deadline.is_none_or(|it| Instant::now() < it),
-                "the adapter completes requests in memory that was to die"
+                "the adapter completes requests in memory that should have died"
             );
         }
         ensure!(

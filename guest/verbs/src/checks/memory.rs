@@ -134,7 +134,7 @@ impl Memory {
             .position(|(seen, (one, other))| seen != one && seen != other);
         ensure!(
             differs.is_none(),
-            "byte {} of {} is not what was expected",
+            "byte {} of {} is wrong",
             differs.unwrap_or(0),
             one.len()
         );
@@ -194,6 +194,6 @@ mod tests {
         memory.write(10, &[1, 2, 3]).unwrap();
         memory.expect(10, &[1, 2, 3]).unwrap();
         let error = memory.expect(10, &[1, 2, 4]).unwrap_err().to_string();
-        assert_eq!(error, "byte 2 of 3 is not what was expected");
+        assert_eq!(error, "byte 2 of 3 is wrong");
     }
 }

@@ -140,7 +140,7 @@ impl Fixture {
         for key in [0, u32::MAX, local.key.wrapping_add(1000)] {
             let status = self.status(Operation::Write(region.remote(0)), Local { key, ..local })?;
             expect(status, &[Status::LOCAL_PROTECTION])
-                .with_context(|| format!("key {key:#x} beside {:#x}", local.key))?;
+                .with_context(|| format!("key {key:#x} next to {:#x}", local.key))?;
         }
         untouched(&memory)
     }
@@ -221,5 +221,5 @@ pub(crate) fn expect(status: Status, wanted: &[Status]) -> anyhow::Result<()> {
 fn untouched(memory: &Memory) -> anyhow::Result<()> {
     let wanted = vec![UNTOUCHED; usize::try_from(memory.size())?];
     let found = memory.expect(0, &wanted);
-    found.context("memory that nothing was to write has changed")
+    found.context("memory that nothing should write has changed")
 }

@@ -78,7 +78,7 @@ pub(crate) fn answer(
             address: remote.address,
         }));
     }
-    let spare = spare.as_mut().context("there is none: make it first")?;
+    let spare = spare.as_mut().context("it does not exist: make it first")?;
     match command {
         SpareCommand::Deregister => spare.region = None,
         SpareCommand::Free => spare.free()?,

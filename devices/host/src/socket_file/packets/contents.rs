@@ -8,13 +8,13 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ContentsError {
     /// The bytes do not have the format.
-    #[error("no message: {0}")]
+    #[error("invalid message: {0}")]
     Format(#[from] postcard::Error),
     /// Bytes follow the message.
-    #[error("message with {0} bytes behind it")]
+    #[error("message followed by {0} extra bytes")]
     Longer(usize),
     /// A field has an invalid value.
-    #[error("message with {0} that makes no sense")]
+    #[error("message with an invalid {0}")]
     Value(&'static str),
 }
 

@@ -89,7 +89,7 @@ fn entries_and_data(traffic: &Traffic, disk: u32, done: &Done) -> anyhow::Result
     ensure!(
         of_disk == (reads, 0, bytes, 0),
         "the disk's counters show {of_disk:?}: commands out of a peer's memory and out of guest RAM, bytes to peers and to \
-         guest RAM; {reads} commands and {bytes} bytes were to be of the GPU's memory"
+         guest RAM; {reads} commands and {bytes} bytes should have been of the GPU's memory"
     );
     Ok(())
 }
@@ -108,7 +108,7 @@ fn doorbells_of_processors(
     ensure!(
         *by_client == through_root,
         "the disk's counters show doorbells by way of QEMU, by queue: {by_client:?}; those of the GPU through the root are \
-         {through_root:?}, and the guest's processors were to write none"
+         {through_root:?}, and the guest's processors should have written none"
     );
     Ok(())
 }
@@ -126,9 +126,9 @@ fn stays_below(traffic: &Traffic) -> anyhow::Result<()> {
 /// Checks that the launch has ended with this fault, after the GPU's rule has injected its own.
 pub(super) fn ends_with<T>(code: u8, read: anyhow::Result<T>, injected: u64) -> anyhow::Result<()> {
     match read {
-        Ok(_) => bail!("the GPU's launch ends well, where fault {code} was to be"),
+        Ok(_) => bail!("the GPU's launch ended well instead of with fault {code}"),
         Err(error) if error.downcast_ref() == Some(&GpuFault(code)) => {}
-        Err(error) => return Err(error.context(format!("fault {code} was to be"))),
+        Err(error) => return Err(error.context(format!("expected fault {code}"))),
     }
     ensure!(
         injected > 0,
@@ -290,7 +290,7 @@ mod tests {
         let other = format!("{:#}", ends_with(8, fault(7), 1).unwrap_err());
         assert_eq!(
             other,
-            "fault 8 was to be: a launch: the GPU ends its command with fault 7"
+            "expected fault 8: a launch: the GPU ends its command with fault 7"
         );
         assert!(ends_with(8, Ok(()), 1).is_err());
         assert!(ends_with(8, fault(8), 0).is_err(), "another cause");

@@ -133,7 +133,7 @@ impl Fixture<'_> {
         }
         match ended {
             Ok(_) => {
-                bail!("the launch ends well, where {in_progress} of its commands were in progress")
+                bail!("the launch ended well while {in_progress} of its commands were in progress")
             }
             Err(Error::Fault(fault)) if loss.may_end_with(fault) => {
                 Ok(End::Lost(in_progress, device))

@@ -96,12 +96,12 @@ fn lose(gpu: &mut OwnDriverGpu, disk: &mut Disk) -> anyhow::Result<()> {
     gpu.launch_with(blocks_of_a_read(disk)?, NO_LIMIT)?;
     match gpu.statuses(SEEN) {
         Err(Error::TimedOut(_)) => {}
-        ended => bail!("the launch is to have no end, and is over: {ended:?}"),
+        ended => bail!("the launch should have no end, but is over: {ended:?}"),
     }
     disk.device().reset()?;
     match gpu.statuses(TIME_OUT) {
         Err(Error::Fault(Fault::Revoked)) => Ok(()),
-        ended => bail!("the launch is to end with fault 257, and ends so: {ended:?}"),
+        ended => bail!("the launch should end with fault 257, but ended so: {ended:?}"),
     }
 }
 
