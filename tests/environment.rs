@@ -6,5 +6,5 @@ use std::env;
 pub(crate) fn number(name: &str) -> Option<u64> {
     let text = env::var(name).ok()?;
     let number = text.parse();
-    Some(number.unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    Some(number.unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
 }

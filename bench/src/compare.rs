@@ -71,7 +71,7 @@ fn other_yardsticks(first: &Report, second: &Report) -> String {
     let lines = pairs.map(|(a, b)| {
         let name = &a.name;
         format!(
-            "they differ in what {name} stands beside: `{}` and `{}`\n",
+            "they differ in the comparison of {name}: `{}` and `{}`\n",
             a.beside.what, b.beside.what
         )
     });
@@ -143,8 +143,8 @@ mod tests {
         b.figures[0].beside.what = "two loops".to_owned();
         assert_eq!(row(&a.figures[0], b.figures.first())[7], "-");
         let text = compare(&a, &b);
-        let message = "they differ in what x stands beside: `a loop` and `two loops`\n";
+        let message = "they differ in the comparison of x: `a loop` and `two loops`\n";
         assert!(text.contains(message), "{text}");
-        assert!(!compare(&a, &a).contains("stands beside"));
+        assert!(!compare(&a, &a).contains("the comparison of"));
     }
 }

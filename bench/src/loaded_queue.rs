@@ -49,7 +49,7 @@ impl Buffer {
         if found.into_iter().eq(data(offset, self.bytes)) {
             Ok(())
         } else {
-            bail!("the disk's data at byte {offset} is not what was written there")
+            bail!("the disk's data at byte {offset} differs from the data written there")
         }
     }
 }

@@ -66,7 +66,9 @@ impl Report {
         let wrong = self.figures.iter().find(|figure| !figure.is_number());
         wrong.map_or(Ok(()), |figure| {
             let name = &figure.name;
-            Err(anyhow!("{name} is no number: there was nothing to measure"))
+            Err(anyhow!(
+                "{name} is not a number: there was nothing to measure"
+            ))
         })
     }
 
@@ -77,7 +79,7 @@ impl Report {
     pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text)
-            .with_context(|| format!("{} is no report of `peerbar-bench`", path.display()))
+            .with_context(|| format!("{} is not a report of `peerbar-bench`", path.display()))
     }
 
     /// Returns the figures as a table. If other programs used the processors, it does not say which
@@ -156,7 +158,7 @@ mod tests {
             .map(|(name, beside)| Figure::of_rounds(name, "IOPS", true, "z", &[(1.0, beside)]))
             .into();
         let error = report.check().unwrap_err().to_string();
-        assert!(error.starts_with("y is no number"), "{error}");
+        assert!(error.starts_with("y is not a number"), "{error}");
         report.figures.pop();
         assert!(report.check().is_ok());
     }
@@ -172,7 +174,7 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         let error = Report::load(&path).unwrap_err().to_string();
         assert!(
-            error.ends_with("is no report of `peerbar-bench`"),
+            error.ends_with("is not a report of `peerbar-bench`"),
             "{error}"
         );
     }

@@ -56,7 +56,7 @@ pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
         }
         Some(true) => Ok(kernel.into_owned()),
         Some(false) => Err("it has no PVH entry point (CONFIG_PVH)".to_owned()),
-        None => Err("its payload is packed in another way than gzip, xz and zstd".to_owned()),
+        None => Err("its payload is not packed with gzip, xz or zstd".to_owned()),
     }
 }
 
@@ -207,7 +207,7 @@ pub(crate) mod tests {
         let reason = |kernel: &[u8]| vmlinux(&bzimage(kernel, 1)).unwrap_err();
         assert!(reason(&elf(b"Xen\0", 17)).contains("CONFIG_PVH"));
         assert!(reason(&elf(b"GNU\0", 18)).contains("CONFIG_PVH"));
-        assert!(reason(b"\x04\x22\x4d\x18 lz4").contains("another way"));
+        assert!(reason(b"\x04\x22\x4d\x18 lz4").contains("not packed with"));
         assert!(reason(&gzip(&[1; 64])[..8]).contains("cannot be unpacked"));
         assert!(vmlinux(b"\x7fELF").unwrap_err().contains("no payload"));
     }

@@ -167,7 +167,7 @@ impl Cache {
             .is_ok_and(|system| system == cache.dir);
         if cache.below.is_none() && !is_itself && (named.is_some() || system.exists()) {
             log::warn!(
-                "{} is not used: it is no folder that only root and this user can write, or its path is not UTF-8",
+                "{} is not used: it is not a folder that only root and this user can write to, or its path is not UTF-8",
                 system.display()
             );
         }
@@ -546,7 +546,7 @@ impl BuildLock {
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         retry_on_intr(|| poll(&mut fds, limit))
-            .map_err(|errno| io_error("wait beside", &self.path)(errno.into()))?;
+            .map_err(|errno| io_error("wait next to", &self.path)(errno.into()))?;
         let first = fds.first().filter(|_| self.stop.is_some());
         Ok(first.is_some_and(|stop| !stop.revents().is_empty()))
     }

@@ -150,7 +150,7 @@ pub enum ImageError {
     },
     /// The user's argument names a file that is not an x86-64 Linux kernel.
     #[error(
-        "{} is no x86 Linux kernel, as it has neither a boot header nor a version string in an ELF file; give a bzImage, a \
+        "{} is not an x86 Linux kernel: it has neither a boot header nor a version string in an ELF file; give a bzImage, a \
          vmlinux or a kernel build tree",
         path.display()
     )]
@@ -264,7 +264,7 @@ pub enum ImageError {
         header: String,
     },
     /// The user's argument names a folder from which no module can be built.
-    #[error("{} is no folder of a module: it has neither a Kbuild nor a Makefile", path.display())]
+    #[error("{} is not the folder of a module: it has neither a Kbuild nor a Makefile", path.display())]
     NoSources {
         /// The folder.
         path: PathBuf,
@@ -301,13 +301,13 @@ pub enum ImageError {
         reason: String,
     },
     /// The user's argument names a folder that is not a kernel tree.
-    #[error("{} is no kernel tree: name the top folder of a kernel's sources", path.display())]
+    #[error("{} is not a kernel tree: name the top folder of a kernel's sources", path.display())]
     NoKernelTree {
         /// The path, as given.
         path: PathBuf,
     },
     /// The user's argument names a commit of a tree that is in no repository.
-    #[error("{} is no top folder of a git repository, so it has no commits: leave out --commit", path.display())]
+    #[error("{} is not the top folder of a git repository, so it has no commits: leave out --commit", path.display())]
     NoRepository {
         /// The tree.
         path: PathBuf,
@@ -324,7 +324,7 @@ pub enum ImageError {
     },
     /// A kernel's configuration lacks options that a fragment sets.
     #[error(
-        "the kernel's configuration drops {options}: set what they depend on in a fragment too, or leave them out"
+        "the kernel's configuration drops {options}: set their dependencies in a fragment too, or leave them out"
     )]
     DroppedOptions {
         /// The options, with the origin of each.
@@ -337,7 +337,7 @@ pub enum ImageError {
         tree: PathBuf,
     },
     /// A module's file cannot be parsed.
-    #[error("{} is no kernel module: {reason}", path.display())]
+    #[error("{} is not a kernel module: {reason}", path.display())]
     BadModule {
         /// The file.
         path: PathBuf,

@@ -109,7 +109,7 @@ fn check_agent(path: &Path, program: &[u8]) -> Result<(), ImageError> {
                 .map(move |segment| segment.p_type(endian)),
         )
     };
-    let mut segments = segments().ok_or_else(|| bad("it is no program for x86-64"))?;
+    let mut segments = segments().ok_or_else(|| bad("it is not a program for x86-64"))?;
     if segments.any(|kind| kind == PT_INTERP) {
         Err(bad("it is not static"))
     } else {

@@ -497,7 +497,7 @@ pub(crate) mod tests {
         let tree = Tree::read(dir.path()).unwrap();
         for name in ["nvme_core", "9p", "netfs", "gve"] {
             let Some(ModuleSource::File(path)) = tree.find(name) else {
-                panic!("{name} is no file")
+                panic!("{name} is not a file")
             };
             assert_eq!(Module::read(name, path).unwrap().content, plain);
         }

@@ -158,7 +158,7 @@ impl Qemu {
             Ok(probe) if probe.is_fit() => Some(qemu.probed(probe)),
             Ok(probe) => {
                 log::info!(
-                    "{} is not fit, so it is left alone: {probe:?}",
+                    "{} is unsuitable and stays unused: {probe:?}",
                     qemu.program.display()
                 );
                 None

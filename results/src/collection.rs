@@ -219,13 +219,13 @@ impl Collection {
                 );
             } else if !folder.exists() {
                 bail!(
-                    "{}: no run is there: run a scenario, or name the folder of a run",
+                    "{}: no run found: run a scenario, or name the folder of a run",
                     folder.display()
                 );
             } else {
                 bail!(
-                    "{}: there is no {RESULTS} and no {MATRIX}: name the folder of a run or of a matrix, or look below it by \
-                     --merge",
+                    "{}: neither {RESULTS} nor {MATRIX} is there: name the folder of a run or of a matrix, or look below \
+                     it with --merge",
                     folder.display()
                 );
             }
@@ -709,10 +709,10 @@ mod tests {
         let error = Collection::merge(&[empty.path().to_owned()]).unwrap_err();
         assert!(error.to_string().contains("no run, matrix or plan"));
         let error = Collection::read(&["no/such".into()]).unwrap_err();
-        let message = "no/such: no run is there: run a scenario, ";
+        let message = "no/such: no run found: run a scenario, ";
         assert!(error.to_string().starts_with(message), "{error}");
         let error = Collection::read(&[empty.path().to_owned()]).unwrap_err();
-        let message = ": there is no results.json and no matrix.json: name the folder of a run";
+        let message = ": neither results.json nor matrix.json is there: name the folder of a run";
         assert!(error.to_string().contains(message), "{error}");
     }
 

@@ -187,10 +187,10 @@ mod tests {
             <skipped message="no fio"/>
         </testcase>
         <testcase name="reset" classname="peerbar.demo">
-            <skipped message="not run: timed out: the guest was not done after 90 s"/>
+            <skipped message="not run: timed out: the guest did not finish within 90 s"/>
         </testcase>
         <testcase name="the run as a whole" classname="peerbar.demo">
-            <error message="the guest was not done after 90 s" type="timed-out">the guest was not done after 90 s</error>
+            <error message="the guest did not finish within 90 s" type="timed-out">the guest did not finish within 90 s</error>
         </testcase>
         <system-out>[    1.0] &lt;oops&gt;</system-out>
     </testsuite>

@@ -201,13 +201,11 @@ impl fmt::Display for TransferOutcome {
             Self::OwnMemory => "the device's own memory, never left",
             Self::Peer => "straight from device to device below their switch",
             Self::HostBridge => "up and through the host bridge",
-            Self::Refused => {
-                "refused by the kernel: an error reaches the program, and nothing moves"
-            }
-            Self::Unrecorded => "right data, by a way of which there is no record",
-            Self::Mixed => "right data, by more than one way or none of the known ones",
-            Self::Failed => "an error reaches the program",
-            Self::Wrong => "success reaches the program, with wrong data",
+            Self::Refused => "refused by the kernel: the program gets an error, and nothing moves",
+            Self::Unrecorded => "data correct, route not recorded",
+            Self::Mixed => "data correct, by more than one route or an unknown one",
+            Self::Failed => "the program gets an error",
+            Self::Wrong => "the program gets success, with wrong data",
             Self::NotRun => "not tried",
         })
     }

@@ -72,7 +72,7 @@ pub(crate) fn run() -> RunResults {
         scenario: "demo".to_owned(),
         verdict: RunVerdict {
             outcome: RunOutcome::TimedOut,
-            reason: "the guest was not done after 90 s".to_owned(),
+            reason: "the guest did not finish within 90 s".to_owned(),
         },
         exit_code: 124,
         started: UtcTime::from(UNIX_EPOCH + Duration::from_secs(1_795_231_718)),

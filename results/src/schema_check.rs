@@ -37,7 +37,7 @@ impl<'a> Check<'a> {
                     self.keyword(keywords, (keyword, wanted), value, at);
                 }
             }
-            other => panic!("{at}: {other} is no schema"),
+            other => panic!("{at}: {other} is not a schema"),
         }
     }
 
@@ -134,7 +134,7 @@ impl<'a> Check<'a> {
         self.expect(
             fits.unwrap_or(true),
             at,
-            format_args!("{value} is no {format}"),
+            format_args!("{value} is not a valid {format}"),
         );
     }
 

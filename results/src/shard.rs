@@ -23,7 +23,7 @@ pub struct Shard {
 
 /// The reason why a text is not a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` is no shard: write M/N, as `2/5` for the second of five")]
+#[error("invalid shard `{0}`: expected M/N, such as `2/5` for the second of five")]
 pub struct ShardError(String);
 
 /// A shard as stored in a file, before it is checked.
@@ -158,8 +158,11 @@ mod tests {
     fn text_that_is_no_shard_is_refused() {
         for text in ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "1 /2"] {
             let error = text.parse::<Shard>().unwrap_err();
-            let message = "is no shard: write M/N, as `2/5` for the second of five";
-            assert_eq!(error.to_string(), format!("`{text}` {message}"));
+            let message = "expected M/N, such as `2/5` for the second of five";
+            assert_eq!(
+                error.to_string(),
+                format!("invalid shard `{text}`: {message}")
+            );
         }
     }
 

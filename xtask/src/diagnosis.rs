@@ -16,7 +16,7 @@ const COLUMNS: usize = 200;
 /// Describes `process`, all processes that it started, and the logs below `folder`.
 pub(crate) fn of(process: u32, folder: Option<&Path>) -> String {
     let mut text =
-        "\n== not done in time; its processes, and what each thread waits for:\n".to_owned();
+        "\n== not done in time; its processes, and the wait of each thread:\n".to_owned();
     for process in [vec![process], descendants(process)].concat() {
         describe(process, &mut text);
     }

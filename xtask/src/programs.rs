@@ -96,8 +96,7 @@ impl TestPrograms {
     /// A target that does not exist.
     pub(crate) fn get(&self, name: &str) -> anyhow::Result<&TestProgram> {
         let program = self.0.get(name);
-        program
-            .with_context(|| format!("there is no test target `{name}`: a name is FOLDER:TARGET"))
+        program.with_context(|| format!("no test target `{name}`: expected FOLDER:TARGET"))
     }
 }
 

@@ -96,7 +96,7 @@ impl Runner {
         }
         print!("\n{}", outcome::table(&rows, started.elapsed()));
         if !is_built {
-            println!("the build failed: what needs it did not run");
+            println!("the build failed: its dependents did not run");
         }
         let is_bad = |row: &Row| !matches!(row.outcome, Outcome::Passed | Outcome::Skipped);
         let failed = !is_built || rows.iter().any(is_bad);

@@ -22,7 +22,7 @@ pub(super) fn matrix(matrix: &MatrixResults, id: &str) -> Markup {
             @for cpu in distinct(&matrix.cells, |cell| &cell.cpu) { (table(matrix, cpu)) }
             (legend(&matrix.cells))
             @if agreeing < all || !matrix.flaws.is_empty() {
-                h3 { "What does not agree" }
+                h3 { "Disagreements" }
                 ul.disagreements {
                     @for cell in matrix.cells.iter().filter(|cell| cell.disagreement.is_some()) {
                         li { b { (coordinates(cell)) } ": " (cell.disagreement.as_deref().unwrap_or_default()) }

@@ -62,7 +62,7 @@ pub fn page(collection: &Collection) -> String {
                     }
                 }
                 footer { p {
-                    "Routes and bytes are what the devices counted; other names are the scenario's. Made by peerbar "
+                    "Routes and bytes are from the devices' counters; other names are from the scenario. Made by peerbar "
                     (env!("CARGO_PKG_VERSION")) "."
                 } }
             }
@@ -234,7 +234,7 @@ fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
     html! {
         @if !failed.is_empty() || !faults.is_empty() {
             div.glance role="note" { dl {
-                dt { "What failed" }
+                dt { "Failures" }
                 dd {
                     @for fault in faults.iter().take(AT_A_GLANCE) {
                         p { a href=(format!("#{id}-faults")) { (fault.title) } }
@@ -257,7 +257,7 @@ fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
                     dd { (refusal.reason) }
                 }
                 @if let Some(change) = change {
-                    dt { "What helps" }
+                    dt { "How to fix it" }
                     dd { code { (change) } }
                 }
             } }
@@ -278,13 +278,13 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
         "routes" => routes(run),
         "checks" => html! {
             @if run.results.checks.iter().any(|check| check.passed()) {
-                label.only { input type="checkbox"; " Only what did not pass" }
+                label.only { input type="checkbox"; " Hide passed checks" }
             }
             (checks(run, id))
         },
         "throughput" => bars(&run.results).unwrap_or_default(),
         "faults" => html! {
-            p.lead { "DMA that failed, as the devices recorded it, with what the address is or was." }
+            p.lead { "DMA that failed, as the devices recorded it, with the mapping that the address has or had." }
             @for fault in &run.faults {
                 details.explained open {
                     summary { (fault.title) }
@@ -293,7 +293,7 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
             }
         },
         "why" => html! {
-            p.lead { "Which route the kernel's rule gives each pair, where it was decided, and what would change it." }
+            p.lead { "Which route the kernel's rule gives each pair, where it was decided, and how to change it." }
             @for (number, one) in run.explanations.iter().enumerate() {
                 @let is_of_failed = run
                     .failed()
