@@ -186,7 +186,7 @@ impl Artifacts {
         let kernel = match (users_kernel, &root) {
             (Some(kernel), _) => kernel,
             (None, Some(root)) => Kernel::from_root(root),
-            (None, None) => return Err(anyhow!("there is no kernel").into()),
+            (None, None) => return Err(anyhow!("no kernel found").into()),
         };
         let mut modules = needs.modules.clone();
         let has_overlay = needs.tools && (needs.layers || kernel.has_module(OVERLAY)?);

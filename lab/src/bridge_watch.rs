@@ -108,7 +108,7 @@ impl Drop for BridgeWatch {
         self.stop = None;
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(Err(_)) = ended {
-            log::error!("the thread that tells switches what their ports forward has panicked");
+            log::error!("the thread that reports bridge windows to switches has panicked");
         }
     }
 }
@@ -242,7 +242,7 @@ impl Client {
     fn disconnect(self, error: &io::Error) {
         if error.kind() != ErrorKind::UnexpectedEof {
             log::warn!(
-                "{} learns no more what its ports forward: {error}",
+                "{} no longer learns the windows of its ports: {error}",
                 self.of.switch
             );
         }

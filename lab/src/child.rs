@@ -64,7 +64,7 @@ impl Child {
 
     /// Returns its status, or `None` if it still runs.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
-        self.child.try_wait().context("cannot ask after a child")
+        self.child.try_wait().context("cannot query a child")
     }
 
     /// Asks it to end, and does not wait for that. A child that has already ended is no error.

@@ -8,7 +8,8 @@ use std::str::FromStr;
 /// # Errors
 /// The text is no whole number from 1 to the largest that `T` holds.
 pub fn count<T: FromStr>(text: &str) -> Result<T, &'static str> {
-    text.parse().map_err(|_| "write a whole number from 1")
+    text.parse()
+        .map_err(|_| "expected a whole number from 1 on")
 }
 
 #[cfg(test)]
@@ -23,7 +24,7 @@ mod tests {
         for text in ["0", "-1", "x", "", "4294967296"] {
             assert_eq!(
                 count::<NonZero<u32>>(text),
-                Err("write a whole number from 1")
+                Err("expected a whole number from 1 on")
             );
         }
     }

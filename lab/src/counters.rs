@@ -93,7 +93,9 @@ fn infer(counters: &mut DeviceCounters) -> u64 {
 }
 
 fn unreadable(file: &str, error: &CounterFileError) -> String {
-    format!("{file} cannot be read ({error}): are the launcher and the servers from the same build?")
+    format!(
+        "{file} cannot be read ({error}): are the launcher and the servers from the same build?"
+    )
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub fn check_port(port: u16) -> Result<(), Failure> {
         return Ok(());
     };
     let reason = match holder(port) {
-        Some(process) => format!("process {process} has it"),
+        Some(process) => format!("process {process} uses it"),
         None => error.to_string(),
     };
     Err(Failure::Usage(anyhow!(

@@ -207,7 +207,7 @@ impl Folder {
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
         anyhow::ensure!(
             is_file,
-            "{} is no regular file: a guest may have replaced it",
+            "{} is not a regular file: a guest may have replaced it",
             path.display()
         );
         Ok(file)

@@ -253,7 +253,9 @@ impl Transfers {
             diagnostics.extend(counted.and_then(|()| judge()).err());
             if measure.failures > 0 && !has_faults && !check.fails_dma() {
                 let failures = measure.failures;
-                diagnostics.push(format!("{failures} DMA requests failed, and none was to"));
+                diagnostics.push(format!(
+                    "{failures} DMA requests failed, but none should have"
+                ));
             }
         }
         let verdict = match diagnostics.is_empty() {
@@ -520,7 +522,7 @@ mod tests {
             dma[0].failures = 2;
         }
         let (_, why, _) = judged(&before, &failed);
-        assert_eq!(why, "2 DMA requests failed, and none was to");
+        assert_eq!(why, "2 DMA requests failed, but none should have");
         let with_faults = done(&before, &failed).row("x", &check(), &[], true);
         assert_eq!(with_faults.verdict, Verdict::Pass);
         let nothing = [(

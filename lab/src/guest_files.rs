@@ -30,7 +30,9 @@ pub struct GuestFile {
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum GuestPathError {
     /// It leaves the root, or names no file.
-    #[error("`{0}` is no path of a file in the guest: write it as `usr/local/bin/x`, without `..`")]
+    #[error(
+        "invalid path `{0}` of a file in the guest: expected one such as `usr/local/bin/x`, without `..`"
+    )]
     NotPlain(String),
     /// A file there would be invisible.
     #[error("`{path}`: the guest mounts /{mounted} itself: choose another path, such as `opt/x`")]

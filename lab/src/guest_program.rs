@@ -69,10 +69,10 @@ pub enum ProgramError {
     )]
     Gone(#[source] Option<MessageError>),
     /// Its input cannot be read.
-    #[error("cannot read what the program shall get")]
+    #[error("cannot read the program's input")]
     Input(#[source] io::Error),
     /// Its output cannot be passed on.
-    #[error("cannot write what the program prints")]
+    #[error("cannot write the program's output")]
     Output(#[source] io::Error),
 }
 

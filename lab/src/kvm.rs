@@ -131,7 +131,7 @@ fn open(device: &Path) -> Result<(), String> {
     let device = device.display();
     opened.map(drop).map_err(|error| match error.kind() {
         ErrorKind::NotFound => format!(
-            "there is no {device}, so the CPU has no virtualization, or kvm_amd or kvm_intel is not loaded"
+            "{device} is missing, so the CPU has no virtualization, or kvm_amd or kvm_intel is not loaded"
         ),
         ErrorKind::PermissionDenied => {
             format!("{device} may not be opened: add yourself to the group kvm")

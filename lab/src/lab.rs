@@ -373,8 +373,8 @@ impl Lab {
         let is_below = self.folder.is_below(&access.folder);
         if is_below.with_context(|| format!("cannot tell whether the run is below {shared}"))? {
             let refused = anyhow!(
-                "check `{check}`: the guest may write in {shared}, where the run's folder is, so that a copy of the program could be led \
-                 elsewhere: share the folder read-only, or have runs elsewhere"
+                "check `{check}`: the guest may write in {shared}, which holds the run's folder, so it could redirect a copy of \
+                 the program: share the folder read-only, or keep runs elsewhere"
             );
             return Err(Failure::Usage(refused).into());
         }

@@ -48,7 +48,7 @@ pub fn guests_of(run: &Path) -> anyhow::Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let text = run_file::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_slice(&text).with_context(|| format!("{} is no list", path.display()))
+    serde_json::from_slice(&text).with_context(|| format!("{} is not a list", path.display()))
 }
 
 /// Guests that run. If they are dropped without [`LabGroup::conclude`], they are ended immediately
@@ -350,7 +350,7 @@ impl LabGroup {
     /// Waits until the next guest is ready. Returns `false` if the run has ended.
     fn wait_for_next(&mut self, progress: &mut dyn FnMut(&str)) -> Result<bool, LabError> {
         let guest = self.group.guests.get(self.ready);
-        let guest = guest.context("there is no guest to wait for")?;
+        let guest = guest.context("no guest to wait for")?;
         let mut labs = named(&self.group, &mut self.labs);
         let (_, lab) = labs.remove(self.ready);
         let work = |stops: Vec<UnixStream>| lab.become_ready_until(&stops);

@@ -38,7 +38,7 @@ pub struct PortError {
 
 /// The name is not one of a port's errors.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("is no error of a port: write {}", ERRORS.map(|(name, ..)| name).join(", "))]
+#[error("must be an error of a port: {}", ERRORS.map(|(name, ..)| name).join(", "))]
 pub struct UnknownPortError;
 
 impl FromStr for PortError {
@@ -130,7 +130,7 @@ mod tests {
         let bad = "pcie_aer_inject_error -c root.d0 0x40";
         assert_eq!(command("bad-tlp"), bad);
         let error = "fire".parse::<PortError>().unwrap_err().to_string();
-        assert!(error.starts_with("is no error of a port: write receiver-error, bad-tlp,"));
+        assert!(error.starts_with("must be an error of a port: receiver-error, bad-tlp,"));
     }
 
     #[test]

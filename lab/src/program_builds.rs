@@ -61,7 +61,7 @@ pub(crate) fn build(
             }
             let (name, source) = (&program.name, program.folder.display());
             return Err(Failure::Usage(anyhow!(
-                "check `{name}`: `{line}` in {source} ended with {status}; the end of what it printed is above, all of it in {}",
+                "check `{name}`: `{line}` in {source} ended with {status}; the end of its output is above, all of it is in {}",
                 folder.path().join(LOG).display()
             )));
         }

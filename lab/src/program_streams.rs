@@ -101,7 +101,7 @@ impl Inner {
             Some(GuestMessage::Output(bytes)) => {
                 self.output.extend(bytes);
                 if self.output.len() > MOST_OUTPUT {
-                    return Err(io::Error::other("it says more than it is asked for"));
+                    return Err(io::Error::other("it printed more than it was asked for"));
                 }
             }
             Some(GuestMessage::ErrorOutput(bytes)) => {

@@ -37,7 +37,7 @@ fn find(name: &str, named: Option<&Path>, own: &Path) -> anyhow::Result<PathBuf>
     };
     if !path.is_file() {
         return Err(anyhow!(
-            "{name} is missing: {} is no file; run scripts/build, or set {FOLDER} to the folder target/peerbar of a built peerbar",
+            "{name} is missing: {} is not a file; run scripts/build, or set {FOLDER} to the folder target/peerbar of a built peerbar",
             path.display()
         ));
     }
@@ -65,7 +65,7 @@ mod tests {
         let test = debug.join("test-1");
         let find = |named| find("p", named, &test).map_err(|error| error.to_string());
         let missing = format!(
-            "p is missing: {} is no file; run scripts/build, or set PEERBAR_PROGRAMS to the folder target/peerbar of a built peerbar",
+            "p is missing: {} is not a file; run scripts/build, or set PEERBAR_PROGRAMS to the folder target/peerbar of a built peerbar",
             debug.join("p").display()
         );
         assert_eq!(find(None), Err(missing));

@@ -168,7 +168,7 @@ pub struct RunName(String);
 /// The reason why a text is no name of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "`{0}` is no name of a run: take letters, digits, `-`, `_` and inner dots, and neither `latest` nor a time"
+    "invalid run name `{0}`: use letters, digits, `-`, `_` and inner dots, and neither `latest` nor a time"
 )]
 pub struct RunNameError(String);
 
@@ -491,7 +491,7 @@ mod tests {
         ] {
             let error = wrong.parse::<RunName>().unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("`{wrong}` is no name")),
+                error.starts_with(&format!("invalid run name `{wrong}`")),
                 "{error}"
             );
         }

@@ -294,7 +294,7 @@ impl Scenario {
             let document = DeTable::parse(&text)?;
             let tables = CheckTable::all(document.get_ref())?;
             let table = tables.into_iter().next();
-            let table = table.ok_or_else(|| error::Problem::new(0..0, "there is no check"))?;
+            let table = table.ok_or_else(|| error::Problem::new(0..0, "no check"))?;
             Ok(table.read(&self.inventory())?)
         };
         read().map_err(located)
@@ -505,7 +505,7 @@ fn file_text(path: &Path) -> Result<String, ScenarioError> {
         let reason = match source.kind() {
             ErrorKind::NotFound => return catalogue::missing(&path),
             ErrorKind::IsADirectory => "it is a folder: name a file".to_owned(),
-            ErrorKind::InvalidData => "it is no text in UTF-8".to_owned(),
+            ErrorKind::InvalidData => "it is not UTF-8".to_owned(),
             ErrorKind::FileTooLarge => format!("it is larger than {}", Size(catalogue::LARGEST)),
             _ => source.to_string(),
         };
@@ -598,7 +598,7 @@ mod tests {
         assert!(reason.ends_with("it is a folder: name a file"), "{reason}");
         fs::write(&path, [0xff, 0xfe]).unwrap();
         let reason = refused(&path);
-        assert!(reason.ends_with("it is no text in UTF-8"), "{reason}");
+        assert!(reason.ends_with("it is not UTF-8"), "{reason}");
         let reason = refused(Path::new("/dev/zero"));
         assert!(reason.ends_with("it is larger than 1M"), "{reason}");
     }
@@ -778,7 +778,7 @@ mod tests {
             ),
             (
                 format!("pmr = {{ size = \"2M\", file = \"/dev/null\" }}\n{DISK}"),
-                "8: `pmr`: /dev/null is no regular file of 2097152 bytes: give `size` its size, or name another file",
+                "8: `pmr`: /dev/null is not a regular file of 2097152 bytes: give `size` its size, or name another file",
             ),
             (
                 format!("{DISK}cmb-queues = true"),
@@ -885,7 +885,7 @@ mod tests {
             ),
             (
                 format!("{DISK}[[nvme]]\nname = \"a disk\"\n{DISK}"),
-                "10: `a disk` is no name: a letter first, then letters, digits, `-` and `_`, 20 at most",
+                "10: invalid name `a disk`: expected a letter first, then letters, digits, `-` and `_`, 20 at most",
             ),
         ]);
     }
@@ -908,7 +908,7 @@ mod tests {
             ),
             (
                 "kind = \"queues-in-cmb\"\ndevice = \"d0\"".to_owned(),
-                "13: `d0` takes no queues in a CMB: give [[nvme]] d0 `cmb-queues = true`",
+                "13: `d0` does not support queues in its CMB: give [[nvme]] d0 `cmb-queues = true`",
             ),
             (
                 format!("{copy}sizes = [\"6K\"]\noffsets = [0]"),
@@ -941,7 +941,7 @@ mod tests {
             ),
             (
                 "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \" \"".to_owned(),
-                "14: the name \" \" is blank: write one that a reader knows the check by",
+                "14: the name \" \" is blank: write one that identifies the check",
             ),
         ];
         for (lines, message) in cases {
@@ -978,16 +978,16 @@ mod tests {
         );
         assert_eq!(
             refused("", "").unwrap_err(),
-            "x.toml:1: there is no [[check]]: add one, or enter the guest by `peerbar shell`"
+            "x.toml:1: no [[check]]: add one, or enter the guest by `peerbar shell`"
         );
         assert_eq!(
             parse("timeout = \"9s\"\nname = \"x\"\n".to_owned()).unwrap_err(),
-            "x.toml:2: there is no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
+            "x.toml:2: no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
         );
         for memory in ["0", "94M", "97M"] {
             let top = format!("tools = true\nmachine = {{ memory = \"{memory}\" }}\n");
             let message = format!(
-                "x.toml:2: `memory = \"{memory}\"`: a guest takes 96M or more, in multiples of 2M"
+                "x.toml:2: `memory = \"{memory}\"`: a guest requires 96M or more, in multiples of 2M"
             );
             assert_eq!(refused(&top, command).unwrap_err(), message);
         }
@@ -1006,7 +1006,7 @@ mod tests {
         assert_eq!(parameters, "hugepages=16");
         for hugepages in ["3M", "34M", "1G"] {
             let message = format!(
-                "x.toml:2: `hugepages = \"{hugepages}\"`: takes multiples of 2M, and leaves 96M or more of `memory`, which is 128M"
+                "x.toml:2: `hugepages = \"{hugepages}\"`: must be a multiple of 2M, and leave 96M or more of `memory`, which is 128M"
             );
             assert_eq!(read(hugepages).unwrap_err(), message);
         }
@@ -1060,7 +1060,7 @@ mod tests {
             |top: &str| parse(format!("{top}\n{HEAD}cmb = \"2M\"\n{DISK}{check}")).unwrap_err();
         for name in ["x", "Rdma", "-a", "a b", "a,b", "é", ""] {
             let error = output(&format!("packages = [\"{name}\"]"));
-            let start = format!("x.toml:1: `packages`: `{name}` is no name of a Debian package");
+            let start = format!("x.toml:1: `packages`: invalid package name `{name}`");
             assert!(error.starts_with(&start), "{error}");
         }
         let missing = output("files = { \"bin/x\" = \"no/such\" }");
@@ -1076,12 +1076,12 @@ mod tests {
         assert!(hidden.contains("the guest mounts /tmp itself"), "{hidden}");
         let folder = output("module = [{ path = \"no/such\" }]");
         assert!(
-            folder.starts_with("x.toml:1: `path`: no/such is no folder"),
+            folder.starts_with("x.toml:1: `path`: no/such is not a folder"),
             "{folder}"
         );
         let bare = output("module = [{ path = \"src\" }]");
         assert!(
-            bare.starts_with("x.toml:1: `path`: src is no folder with a Kbuild or a Makefile"),
+            bare.starts_with("x.toml:1: `path`: src is not a folder with a Kbuild or a Makefile"),
             "{bare}"
         );
         let neither = output("module = [{ parameters = \"a=1\" }]");
@@ -1130,7 +1130,7 @@ mod tests {
             "{error}"
         );
         let error = load("{ file = \".\" }").unwrap_err().to_string();
-        assert!(error.ends_with("is no regular file"), "{error}");
+        assert!(error.ends_with("is not a regular file"), "{error}");
     }
 
     #[test]

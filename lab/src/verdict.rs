@@ -54,7 +54,7 @@ impl fmt::Display for Ending {
             ),
             Self::ServerDied(message) | Self::Stopped(message) => f.write_str(message),
             Self::Signal(signal) => write!(f, "ended by signal {signal}"),
-            Self::TimedOut(seconds) => write!(f, "the guest was not done after {seconds} s"),
+            Self::TimedOut(seconds) => write!(f, "the guest did not finish within {seconds} s"),
             Self::StayedOn(seconds) => write!(
                 f,
                 "the guest did not power off within {seconds} s after its last check"
@@ -350,7 +350,7 @@ mod tests {
         );
         assert_eq!(
             judged(&Ending::TimedOut(9)),
-            format!("timed out: the guest was not done after 9 s; {checks}")
+            format!("timed out: the guest did not finish within 9 s; {checks}")
         );
     }
 

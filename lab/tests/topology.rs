@@ -1,7 +1,7 @@
 //! The renderings of one topology agree: QEMU's arguments and the tree for the kernel's rule, for
 //! every scenario that comes with the project.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 use std::collections::BTreeMap;
 use std::fs;

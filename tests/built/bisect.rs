@@ -136,7 +136,7 @@ fn bisect_refuses_what_is_no_commit_or_no_tree() {
         String::from_utf8(output.stderr).unwrap()
     };
     let text = refused(&["nonsense", "HEAD", "--tree", "tree", "--builder", "builder"]);
-    assert!(text.contains("nonsense is no commit of"), "{text}");
+    assert!(text.contains("nonsense is not a commit of"), "{text}");
     let text = refused(&["HEAD", "HEAD", "--tree", "tree"]);
     assert!(text.contains("is not a kernel tree"), "{text}");
     let text = refused(&["HEAD", "HEAD", "--tree", "tree", "--", "missing.toml"]);

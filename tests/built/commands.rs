@@ -152,7 +152,7 @@ fn mistake_is_reported_before_the_guest_boots() {
     assert_eq!(message, names);
     let (code, message) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
     assert_eq!(code, Some(2));
-    let start = "peerbar: x.toml:21: unknown placeholder `{disk0:ns4}`: known are {disk0}, ";
+    let start = "peerbar: x.toml:21: unknown placeholder `{disk0:ns4}` (known: {disk0}, ";
     assert!(message.starts_with(start), "{message}");
 }
 

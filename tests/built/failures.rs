@@ -113,7 +113,7 @@ fn guest_that_is_not_done_meets_the_time_limit() {
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(124), "{progress}");
     assert!(
-        results.contains("timed out: the guest was not done after 1 s"),
+        results.contains("timed out: the guest did not finish within 1 s"),
         "{results}"
     );
 }

@@ -251,14 +251,18 @@ fn what_the_host_lacks_is_named_with_its_line() {
         (
             "\"driver\"",
             "\"drover\"",
-            "root.toml:17: `path`: drover is no folder",
+            "root.toml:17: `path`: drover is not a folder",
         ),
         (
             "\"tree\"",
             "\"Tree\"",
-            "root.toml:5: `packages`: `Tree` is no name",
+            "root.toml:5: `packages`: invalid package name `Tree`",
         ),
-        ("\"out\"", "\"owt\"", "`path`: owt is no folder of the host"),
+        (
+            "\"out\"",
+            "\"owt\"",
+            "`path`: owt is not a folder of the host",
+        ),
     ] {
         let folder = folder(DRIVER, 1).unwrap();
         let scenario = SCENARIO.replacen(from, to, 1);

@@ -4,7 +4,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test that goes wrong shall panic"
+    reason = "a test panics if it fails"
 )]
 
 use std::fs::{self, File};
@@ -287,7 +287,7 @@ fn files_go_in_and_out(kept: &Kept) {
             "guest:/dev/null",
             ".",
             1,
-            "/dev/null: it is no file, folder or link",
+            "/dev/null: it is not a file, folder or link",
         ),
         (
             "data/large",

@@ -158,7 +158,7 @@ fn guest_waits_for_a_debugger_without_time_limits() {
     assert_eq!(second.status.code(), Some(2), "{said}");
     let taken = format!("peerbar: port {port} is not free for the debugger (process ");
     let way_out = format!(
-        ", qemu-system-x86_64, has it): name another, as --gdb={}\n",
+        ", qemu-system-x86_64, uses it): name another, as --gdb={}\n",
         port + 1
     );
     assert!(

@@ -81,9 +81,6 @@ fn what_a_gpu_has_written_is_there_in_the_next_boot() -> anyhow::Result<()> {
     invert_last_byte(&folder.path().join("disk0.pmr")).context("the region")?;
     let (code, printed) = boot(folder.path())?;
     ensure!(code == Some(1), "a changed byte: {code:?}: {printed}");
-    ensure!(
-        printed.contains("the data of run 2 is lost"),
-        "{printed}"
-    );
+    ensure!(printed.contains("the data of run 2 is lost"), "{printed}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Guests of one scenario that `peerbar run --keep` has kept, and programs in them.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 use std::fs;
 use std::process::Output;

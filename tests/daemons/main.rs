@@ -4,7 +4,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "a test that goes wrong shall panic"
+    reason = "a test panics if it fails"
 )]
 
 mod blocks;

@@ -1,7 +1,7 @@
 //! Parts of a machine that die under load: servers, switches and QEMU are killed and stopped at
 //! random moments. `scripts/test --only dying-guests` runs it.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 mod boot;
 mod content;

@@ -94,7 +94,9 @@ fn server_cannot_attach_as_another_device() {
     assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
 
     // The switch logs it once its port has not forwarded that for a while.
-    let line = format!("(intruder), BAR2 at {address:#x}+0x1000000 is outside of the range that the bridge");
+    let line = format!(
+        "(intruder), BAR2 at {address:#x}+0x1000000 is outside of the range that the bridge"
+    );
     let log = lab.folder().join("switch-switch0.log");
     let deadline = Instant::now() + Duration::from_secs(30);
     while !std::fs::read_to_string(&log).unwrap().contains(&line) {

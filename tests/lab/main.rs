@@ -1,7 +1,7 @@
 //! Tests of drivers and devices by the public API of `peerbar-lab`, as other developers write them,
 //! in real guests. `scripts/test` runs them after `scripts/build`.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 mod faults;
 mod guests;

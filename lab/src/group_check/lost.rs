@@ -22,7 +22,7 @@ impl Transfers {
         let nics = ends.clone().map(|end| end.nic);
         let mut kill = || match &guests.killer {
             Some(killer) => killer.kill(),
-            None => Err(io::Error::other("nothing is to die")),
+            None => Err(io::Error::other("no device has to die")),
         };
         guests.between(ends, Loss::bytes(), |[near, far]| {
             self.before = guests.count();
@@ -61,7 +61,7 @@ fn loss(check: &RdmaLost) -> Result<Loss, String> {
         Some(RdmaPart::Source) => Part::Source,
         Some(RdmaPart::Target) => Part::Target,
         Some(RdmaPart::Fabric) => Part::Fabric,
-        None => return Err(format!("{} is no part of the transfer", check.loses)),
+        None => return Err(format!("{} is not part of the transfer", check.loses)),
     };
     let amid = match check.by {
         RdmaLoad::Writes => Amid::Writes,

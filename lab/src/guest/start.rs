@@ -130,7 +130,7 @@ impl StartedServers {
         let switches = switches.map(|socket| socket.within(topology));
         let switches: Vec<SwitchSocket> = switches.collect();
         let bridges = BridgeWatch::start(sockets.launcher_monitor(), switches.clone());
-        let bridges = bridges.context("cannot tell switches what their ports forward")?;
+        let bridges = bridges.context("cannot report bridge windows to switches")?;
         Ok(Self {
             servers,
             switches,

@@ -359,7 +359,7 @@ mod tests {
         let none = refused(none);
         assert!(none.starts_with("scenario `x`, [[nvme]] d1: "), "{none}");
         let empty = refused(ScenarioBuilder::new("x"));
-        let expected = "scenario `x`, at the top: there is no device: ";
+        let expected = "scenario `x`, at the top: no device: ";
         assert!(empty.starts_with(expected), "{empty}");
         let disk = NvmeBuilder::new("d0").ram("1M");
         let machine = ScenarioBuilder::new("x").machine("memory", "1M");

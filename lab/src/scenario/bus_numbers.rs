@@ -45,7 +45,7 @@ fn too_many(at: Range<usize>, bridge: Option<&str>, needed: usize, share: usize)
         format!("`{name}`")
     });
     let message = format!(
-        "what is below {whose} takes {needed} bus numbers, and each host bridge has {share}: declare fewer bridges or \
+        "the devices below {whose} take {needed} bus numbers, and each host bridge has {share}: declare fewer bridges or \
          fewer devices"
     );
     Problem::new(at, message)
@@ -104,7 +104,7 @@ mod tests {
             parsed.map(drop).map_err(|error| error.to_string())
         };
         assert_eq!(lab(29), Ok(()));
-        let expected = "x.toml:5: what is below `b1` takes 33 bus numbers, and each host bridge has 32: declare fewer \
+        let expected = "x.toml:5: the devices below `b1` take 33 bus numbers, and each host bridge has 32: declare fewer \
                         bridges or fewer devices";
         assert_eq!(lab(30).unwrap_err(), expected);
     }

@@ -101,7 +101,7 @@ mod tests {
         assert!(
             probe("g0")
                 .unwrap_err()
-                .contains("takes a disk as `client`")
+                .contains("requires a disk as `client`")
         );
     }
 
@@ -127,7 +127,7 @@ mod tests {
             ),
             (
                 rdma("\"guest-ram\"", "[1]") + "\nguest = \"left\"",
-                "x.toml:19: `guest` names a [[guest]], and there is none: add one for each guest, or leave the key out",
+                "x.toml:19: `guest` requires a [[guest]]: add one for each guest, or leave the key out",
             ),
         ] {
             let nic = "[[nic]]\nname = \"n0\"";
@@ -168,7 +168,7 @@ mod tests {
         );
         let error = error.unwrap_err();
         assert!(
-            error.starts_with("x.toml:15: XFS takes no disk of less than 300M"),
+            error.starts_with("x.toml:15: XFS requires a disk of 300M or more"),
             "{error}"
         );
     }
@@ -183,19 +183,19 @@ mod tests {
         for (lines, wanted) in [
             (
                 "run = \"nvme list {d1}\"",
-                "x.toml:14: unknown placeholder `{d1}`: known are {d0}, {g0}; ",
+                "x.toml:14: unknown placeholder `{d1}` (known: {d0}, {g0}); ",
             ),
             (
                 "run = \"{d0:p2pmem}\"",
-                "x.toml:14: unknown placeholder `{d0:p2pmem}`: known are {d0}, {d0:disk}, ",
+                "x.toml:14: unknown placeholder `{d0:p2pmem}` (known: {d0}, {d0:disk}, ",
             ),
             (
                 "run = \"{d0:ns2}\"",
-                "x.toml:14: unknown placeholder `{d0:ns2}`: ",
+                "x.toml:14: unknown placeholder `{d0:ns2}` (",
             ),
             (
                 "run = \"{g0:disk}\"",
-                "x.toml:14: unknown placeholder `{g0:disk}`: known are {g0}, {g0:pci}, {g0:p2pmem}; ",
+                "x.toml:14: unknown placeholder `{g0:disk}` (known: {g0}, {g0:pci}, {g0:p2pmem}); ",
             ),
             (
                 "run = \"true\"\nmatches = [\"(\"]",

@@ -18,7 +18,7 @@ use crate::shell_word::quoted;
 #[derive(Debug, Error)]
 pub enum ScenarioError {
     /// There is neither such a file nor a shipped scenario of that name.
-    #[error("there is no scenario {}: {way_out}", path.display())]
+    #[error("scenario {} not found: {way_out}", path.display())]
     Missing {
         /// The file.
         path: PathBuf,

@@ -87,7 +87,7 @@ pub(super) fn refuse(document: &DeTable<'_>) -> Result<(), Problem> {
     match guests.next() {
         Some(guest) => Err(Problem::new(
             guest.span(),
-            "`guest` names a [[guest]], and there is none: add one for each guest, or leave the key out",
+            "`guest` requires a [[guest]]: add one for each guest, or leave the key out",
         )),
         None => Ok(()),
     }
@@ -151,7 +151,7 @@ impl GuestGroup {
         validate::unique_devices(&file)?;
         together::images(&file, path.parent().unwrap_or(Path::new("")))?;
         if file.check.is_empty() && !interactive {
-            let message = "there is no [[check]]: add one";
+            let message = "no [[check]]: add one";
             return Err(Problem::new(file.name.span(), message));
         }
         let mut guests = Vec::new();
@@ -292,7 +292,8 @@ fn read_across(
         let (at, kind) = (table.span(), table.kind());
         let of_one_guest = || {
             let way_out = one_of(guests);
-            let message = format!("a check of the kind `{kind}` is of one guest: add {way_out}");
+            let message =
+                format!("a check of the kind `{kind}` belongs to one guest: add {way_out}");
             Problem::new(at.clone(), message)
         };
         if !AcrossCheck::KINDS.contains(&kind) {
@@ -335,7 +336,7 @@ fn fits(check: &AcrossCheck, guests: &[GroupGuest]) -> Result<(), String> {
         for device in beside {
             if of(device) != of(nic) {
                 return Err(format!(
-                    "`{device}` is in another guest than `{nic}`: an adapter reaches memory of its own guest"
+                    "`{device}` is in another guest than `{nic}`: an adapter reaches only memory of its own guest"
                 ));
             }
         }
@@ -505,7 +506,7 @@ mod tests {
             ),
             (
                 COMMAND.replace("guest = \"right\"\n", ""),
-                "20: a check of the kind `command` is of one guest: add `guest = \"left\"` or",
+                "20: a check of the kind `command` belongs to one guest: add `guest = \"left\"` or",
             ),
             (
                 ACROSS.replace("n1", "n0"),
@@ -516,7 +517,7 @@ mod tests {
                     .replace("\"n0\"", "\"n2\"")
                     .replace("n1", "n0")
                     .replace("n2", "n1"),
-                "19: `g0` is in another guest than `n1`: an adapter reaches memory of its own guest",
+                "19: `g0` is in another guest than `n1`: an adapter reaches only memory of its own guest",
             ),
             (
                 COMMAND
@@ -529,7 +530,7 @@ mod tests {
                     "[[nvme]]\nguest = \"left\"\n{nvme}[[nvme]]\nguest = \"right\"\n{}",
                     nvme.replace("\"d\"", "\"e\"")
                 ),
-                "25: image d.img is another namespace's already: give each its own (see line 21)",
+                "25: image d.img is already used by another namespace: give each its own (see line 21)",
             ),
             (
                 "[fabric]\nimpair = [\"n0->n2 loss=1%\"]\n".to_owned(),
@@ -539,16 +540,12 @@ mod tests {
             let error = parse(&format!("{HEAD}{lines}{COMMAND}")).unwrap_err();
             assert!(error.starts_with(&format!("x.toml:{wanted}")), "{error}");
         }
-        for (guests, wanted) in [("[]", "is empty"), ("3", "is no table")] {
+        for (guests, wanted) in [("[]", "is empty"), ("3", "is not a table")] {
             let error = parse(&format!("name = \"x\"\nguest = {guests}\n")).unwrap_err();
             let begin = format!("x.toml:2: `guest` {wanted}: write [[guest]]");
             assert!(error.starts_with(&begin), "{error}");
         }
-        assert!(
-            parse(HEAD)
-                .unwrap_err()
-                .ends_with("there is no [[check]]: add one")
-        );
+        assert!(parse(HEAD).unwrap_err().ends_with("no [[check]]: add one"));
     }
 
     #[test]
@@ -615,7 +612,7 @@ mod tests {
         let lost = ACROSS.replace("\"rdma\"", "\"rdma-lost\"");
         let lost = lost.replace("sizes = [1]", "loses = \"fabric\"");
         let error = parse(&format!("{HEAD}{beside}{}", own(&lost))).unwrap_err();
-        let wanted = "x.toml:23: `loses = \"fabric\"`: the fabric is that of all guests";
+        let wanted = "x.toml:23: `loses = \"fabric\"`: the fabric belongs to all guests";
         assert!(error.starts_with(wanted), "{error}");
     }
 

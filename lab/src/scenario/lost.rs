@@ -36,7 +36,7 @@ pub(super) fn refuse_shared(checks: &[Check], spans: &[Range<usize>]) -> Result<
     match checks.find(|(check, _)| check.kills() == Some(FABRIC)) {
         Some((_, at)) => Err(Problem::new(
             at.clone(),
-            "`loses = \"fabric\"`: the fabric is that of all guests: leave out `guest`, and name a `peer` of another guest",
+            "`loses = \"fabric\"`: the fabric belongs to all guests: leave out `guest`, and name a `peer` of another guest",
         )),
         None => Ok(()),
     }

@@ -60,7 +60,7 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
     let bytes = size.get_ref().0;
     if bytes < LEAST_MEMORY || bytes % MEMORY_UNIT != 0 {
         let message = format!(
-            "`memory = \"{}\"`: a guest takes {} or more, in multiples of {}",
+            "`memory = \"{}\"`: a guest requires {} or more, in multiples of {}",
             size.get_ref(),
             Size(LEAST_MEMORY),
             Size(MEMORY_UNIT)
@@ -79,7 +79,7 @@ fn hugepages(size: Spanned<Size>, memory: u64) -> Result<u64, Problem> {
         return Ok(bytes);
     }
     let message = format!(
-        "`hugepages = \"{}\"`: takes multiples of {}, and leaves {} or more of `memory`, which is {}",
+        "`hugepages = \"{}\"`: must be a multiple of {}, and leave {} or more of `memory`, which is {}",
         size.get_ref(),
         Size(HUGE_PAGE),
         Size(LEAST_MEMORY),

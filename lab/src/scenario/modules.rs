@@ -101,7 +101,7 @@ fn sources_in(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem>
         return Ok(path);
     }
     let message = format!(
-        "`path`: {} is no folder with a Kbuild or a Makefile: name the one that the module is built in, relative to the \
+        "`path`: {} is not a folder with a Kbuild or a Makefile: name the one that the module is built in, relative to the \
          scenario",
         path.display()
     );

@@ -26,7 +26,7 @@ pub(super) fn unique(
     let is_server = |name: &&Spanned<String>| SERVERS.contains(&name.get_ref().as_str());
     if let Some(name) = names.iter().find(is_server) {
         let message = format!(
-            "the name `{}` is that of a server of peerbar's own: name it otherwise",
+            "the name `{}` belongs to a server of peerbar's own: choose another",
             name.get_ref()
         );
         return Err(Problem::new(name.span(), message));
@@ -64,7 +64,7 @@ pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, P
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
     if !starts || !fits || name.len() > longest {
         let message = format!(
-            "`{name}` is no name: a letter first, then letters, digits, `-` and `_`, {longest} at most"
+            "invalid name `{name}`: expected a letter first, then letters, digits, `-` and `_`, {longest} at most"
         );
         return Err(Problem::new(at, message));
     }
@@ -75,7 +75,7 @@ pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, P
 pub(super) fn label(name: &Spanned<String>) -> Result<(), Problem> {
     let text = name.get_ref();
     let message = if text.trim().is_empty() {
-        format!("the name {text:?} is blank: write one that a reader knows the check by")
+        format!("the name {text:?} is blank: write one that identifies the check")
     } else if let Some(steering) = text.chars().find(|&character| steers(character)) {
         let character = u32::from(steering);
         format!("the name {text:?} has the control character U+{character:04X}: leave it out")

@@ -84,7 +84,7 @@ fn pmr(table: Spanned<PmrTable>, folder: &Path) -> Result<Pmr, Problem> {
     match file.as_deref().map(|path| (path, fs::metadata(path))) {
         Some((path, Ok(metadata))) if !metadata.is_file() || metadata.len() != bytes => {
             let message = format!(
-                "`pmr`: {} is no regular file of {bytes} bytes: give `size` its size, or name another file",
+                "`pmr`: {} is not a regular file of {bytes} bytes: give `size` its size, or name another file",
                 path.display()
             );
             Err(Problem::new(at, message))
@@ -171,7 +171,7 @@ fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
     let shown = path.display();
     match (fs::metadata(path), create) {
         (Ok(metadata), _) if !metadata.is_file() => {
-            Err(format!("image {shown} is no regular file"))
+            Err(format!("image {shown} is not a regular file"))
         }
         (Ok(metadata), Some(wanted)) if metadata.len() != wanted => Err(format!(
             "image {shown} has {} bytes, not {wanted}: leave `size` out to use it as it is",

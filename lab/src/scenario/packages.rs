@@ -31,7 +31,7 @@ pub(super) fn packages(names: Vec<Spanned<String>>) -> Result<Vec<String>, Probl
             || !name.bytes().all(fits)
         {
             let message = format!(
-                "`packages`: `{name}` is no name of a Debian package: two or more of lower case letters, digits, `+`, `-` \
+                "`packages`: invalid package name `{name}`: expected two or more of lower case letters, digits, `+`, `-` \
                  and `.`, as in `rdma-core`"
             );
             return Err(Problem::new(at, message));
@@ -47,7 +47,7 @@ fn group(name: &str) -> Result<&'static [&'static str], String> {
     found.map(|(_, packages)| *packages).ok_or_else(|| {
         let known: Vec<&str> = GROUPS.iter().map(|(known, _)| *known).collect();
         let known = known.join(", ");
-        format!("`packages`: `{name}` is no group of packages: there is {known}")
+        format!("`packages`: unknown group of packages `{name}`: there is {known}")
     })
 }
 
@@ -103,7 +103,7 @@ mod tests {
         let expected = ["tcpdump", "gdb-minimal", "iputils-ping", "linux-perf"];
         assert_eq!(scenario.packages, expected);
         let error = parse("packages = [\"@debian\"]", check).unwrap_err();
-        let expected = "x.toml:2: `packages`: `@debian` is no group of packages: there is @debug";
+        let expected = "x.toml:2: `packages`: unknown group of packages `@debian`: there is @debug";
         assert_eq!(error, expected);
     }
 
@@ -174,7 +174,7 @@ mod tests {
         assert!(error.contains("the name `g0` is taken"), "{error}");
         for server in ["fabric", "vsock"] {
             let error = parse(&format!("[[nic]]\nname = \"{server}\""), RDMA).unwrap_err();
-            let wanted = format!("the name `{server}` is that of a server of peerbar's own");
+            let wanted = format!("the name `{server}` belongs to a server of peerbar's own");
             assert!(error.contains(&wanted), "{error}");
         }
     }

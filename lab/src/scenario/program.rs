@@ -62,7 +62,7 @@ pub(super) fn runnable(file: &Path, build: Option<&str>) -> Result<(), String> {
             Some(build) => format!("`{build}` does not make it: correct `build`, or the path"),
             None => "make it, write a `build`, or correct the path".to_owned(),
         };
-        return Err(format!("there is no {file}: {way_out}"));
+        return Err(format!("{file} not found: {way_out}"));
     };
     if !found.is_file() {
         return Err(format!(
@@ -200,7 +200,7 @@ mod tests {
             ),
             (
                 "path = \"a\"\narguments = [\"{d1}\"]",
-                "x.toml:10: unknown placeholder `{d1}`: known are {d0}; ",
+                "x.toml:10: unknown placeholder `{d1}` (known: {d0}); ",
             ),
             (
                 "path = \"a\"\nloses = \"g\"",
@@ -208,7 +208,7 @@ mod tests {
             ),
             (
                 "path = \"a\"\nenvironment = { A = \"{d1}\" }",
-                "x.toml:10: unknown placeholder `{d1}`: ",
+                "x.toml:10: unknown placeholder `{d1}` (",
             ),
             (
                 "path = \"a\"\nenvironment = { \"A=\" = \"\" }",
@@ -230,11 +230,11 @@ mod tests {
         };
         assert_eq!(
             message("path = \"a\""),
-            "check `mine`: there is no ~/a: make it, write a `build`, or correct the path"
+            "check `mine`: ~/a not found: make it, write a `build`, or correct the path"
         );
         assert_eq!(
             message("path = \"a\"\nbuild = \"make\""),
-            "check `mine`: there is no ~/a: `make` does not make it: correct `build`, or the path"
+            "check `mine`: ~/a not found: `make` does not make it: correct `build`, or the path"
         );
         let file = folder.path().join("a");
         fs::write(&file, "").unwrap();

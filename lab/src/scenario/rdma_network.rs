@@ -92,7 +92,7 @@ mod tests {
         let names: Vec<String> = (1..=65).map(|number| format!("n{number}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let error = parse(&names, "").unwrap_err();
-        let wanted = "`n65` is one adapter too many: 64 are the most at a fabric";
+        let wanted = "`n65` is one adapter too many: a fabric has at most 64";
         assert!(error.contains(wanted), "{error}");
     }
 

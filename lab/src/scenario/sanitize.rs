@@ -66,7 +66,7 @@ fn kind(word: &str) -> Result<FindingKind, String> {
     let known = FindingKind::WORDS.iter().find(|(_, known)| *known == word);
     known.map(|(kind, _)| *kind).ok_or_else(|| {
         let words = FindingKind::WORDS.map(|(_, word)| word).join(", ");
-        format!("`sanitize`: `{word}` is no kind of finding; there are {words}")
+        format!("`sanitize`: unknown kind of finding `{word}`; there are {words}")
     })
 }
 
@@ -102,7 +102,10 @@ mod tests {
             Some(Sanitize { expected })
         );
         let error = read("sanitize = [\"past\"]").unwrap_err();
-        assert!(error.message().contains("`past` is no kind"), "{error}");
+        assert!(
+            error.message().contains("unknown kind of finding `past`"),
+            "{error}"
+        );
     }
 
     #[test]

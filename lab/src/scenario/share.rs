@@ -26,8 +26,9 @@ pub(super) fn shares(tables: Vec<ShareTable>, base: &Path) -> Result<Vec<Share>,
         let folder = base.join(table.path.get_ref());
         if !folder.is_dir() {
             let folder = folder.display();
-            let message =
-                format!("`path`: {folder} is no folder of the host: make it, or correct the path");
+            let message = format!(
+                "`path`: {folder} is not a folder of the host: make it, or correct the path"
+            );
             return Err(Problem::new(table.path.span(), message));
         }
         let at = place(&table.at)?;
@@ -62,7 +63,7 @@ fn place(at: &Spanned<String>) -> Result<String, Problem> {
     let wrong = |message: String| Err(Problem::new(at.span(), message));
     let Some(names) = names else {
         return wrong(format!(
-            "`at = \"{}\"` is no absolute path of a folder: write it as `/mnt/data`, without `..`",
+            "`at = \"{}\"` is not an absolute path of a folder: write it as `/mnt/data`, without `..`",
             at.get_ref()
         ));
     };
@@ -123,13 +124,13 @@ mod tests {
         for (share, wanted) in [
             (
                 "path = \"none\"\nat = \"/mnt/x\"".to_owned(),
-                "x.toml:6: `path`: src/none is no folder of the host",
+                "x.toml:6: `path`: src/none is not a folder of the host",
             ),
             (
                 at("mnt/x"),
-                "x.toml:7: `at = \"mnt/x\"` is no absolute path",
+                "x.toml:7: `at = \"mnt/x\"` is not an absolute path",
             ),
-            (at("/"), "`at = \"/\"` is no absolute path"),
+            (at("/"), "`at = \"/\"` is not an absolute path"),
             (at("/mnt/../x"), "without `..`"),
             (at("/proc/x"), "the guest mounts /proc itself"),
             (at("/host"), "the guest mounts /host itself"),

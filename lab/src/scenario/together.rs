@@ -58,7 +58,7 @@ pub(super) fn images(file: &File, folder: &Path) -> Result<(), Problem> {
         let path = folder.join(image);
         if let Some(first) = seen.insert(real(&path), span.clone()) {
             let message = format!(
-                "image {} is another namespace's already: give each its own",
+                "image {} is already used by another namespace: give each its own",
                 path.display()
             );
             return Err(Problem::new(span, message).with(first));

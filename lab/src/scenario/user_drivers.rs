@@ -19,8 +19,7 @@ pub(super) fn fit(
     // A probe also reports that VFIO refuses a device.
     let is_probe = matches!(check, Check::Probe(probe) if probe.by == ProbeDriver::Vfio);
     if !machine.iommu.is_present() && !is_probe && check.modules_on_demand().contains(&"vfio_pci") {
-        let message =
-            "vfio-pci takes no device without an IOMMU: write `iommu = \"intel\"` in [machine]";
+        let message = "vfio-pci requires an IOMMU: write `iommu = \"intel\"` in [machine]";
         return Err(Problem::new(at, message));
     }
     let (disk, gpu) = match check {
@@ -80,7 +79,8 @@ mod tests {
     #[test]
     fn vfio_check_without_an_iommu_is_refused() {
         let refused = |check: &str| parse("", "", check).err();
-        let expected = "x.toml:16: vfio-pci takes no device without an IOMMU: write `iommu = \"intel\"` in [machine]";
+        let expected =
+            "x.toml:16: vfio-pci requires an IOMMU: write `iommu = \"intel\"` in [machine]";
         assert_eq!(refused(ALIAS).as_deref(), Some(expected));
         assert_eq!(refused(PROBE), None);
         assert!(parse("iommu = \"amd\"", "", ALIAS).is_ok());
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(refused("with = { p2pmem = \"g0\" }"), None);
         let alone = refused("with = \"guest-ram\"").unwrap();
         assert!(
-            alone.ends_with("takes the memory of a GPU: name it by `with`"),
+            alone.ends_with("requires the memory of a GPU: name it by `with`"),
             "{alone}"
         );
     }

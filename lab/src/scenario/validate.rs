@@ -279,9 +279,9 @@ fn distinct_labels(
 /// Checks that there is a device, and a check or a person to use it.
 fn complete(file: &File, interactive: bool) -> Result<(), Problem> {
     let lacking = if file.nvme.is_empty() && file.gpu.is_empty() && file.nic.is_empty() {
-        "there is no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
+        "no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
     } else if file.check.is_empty() && !interactive {
-        "there is no [[check]]: add one, or enter the guest by `peerbar shell`"
+        "no [[check]]: add one, or enter the guest by `peerbar shell`"
     } else {
         return Ok(());
     };
@@ -356,7 +356,7 @@ pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
 fn limit_adapters(tables: &[NicTable]) -> Result<(), Problem> {
     tables.get(MAX_ADAPTERS).map_or(Ok(()), |extra| {
         let message = format!(
-            "`{}` is one adapter too many: {MAX_ADAPTERS} are the most at a fabric",
+            "`{}` is one adapter too many: a fabric has at most {MAX_ADAPTERS}",
             extra.name.get_ref()
         );
         Err(Problem::new(extra.name.span(), message))

@@ -130,7 +130,7 @@ fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<GuestTables<'i>>, Probl
     let taken = taken.unwrap_or_else(|| Spanned::new(0..0, DeValue::Array(DeArray::new())));
     let at = taken.span();
     let DeValue::Array(tables) = taken.into_inner() else {
-        return Err(Problem::new(at, "`guest` is no table: write [[guest]]"));
+        return Err(Problem::new(at, "`guest` is not a table: write [[guest]]"));
     };
     if tables.is_empty() {
         return Err(Problem::new(
@@ -193,7 +193,7 @@ fn override_machine<'i>(
     machine: &Spanned<DeValue<'i>>,
 ) -> Result<(), Problem> {
     let DeValue::Table(own) = machine.get_ref() else {
-        return Err(Problem::new(machine.span(), "`machine` is no table"));
+        return Err(Problem::new(machine.span(), "`machine` is not a table"));
     };
     match file.get_mut("machine").map(Spanned::get_mut) {
         Some(DeValue::Table(common)) => {
