@@ -54,7 +54,7 @@ pub(crate) fn bisect(options: &cli::Bisect) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         _ => Err(anyhow!(
-            "no commit is found, git bisect ends with {status}: see what it printed above, and try an end of the range with \
+            "no commit found, git bisect ended with {status}: see its output above, and try an end of the range with \
              `peerbar kernel build --tree {} --commit {}`",
             step.tree.display(),
             options.good

@@ -101,7 +101,7 @@ fn summary(entries: &[CacheEntry], verb: Verb, cache: &Cache) -> String {
     let (folder, sum) = (cache.path().display(), human(all));
     let own = match verb {
         Verb::Holds => format!(
-            "{folder} holds {sum}{parts}; `peerbar cache prune` gives back what is not needed\n"
+            "{folder} holds {sum}{parts}; `peerbar cache prune` frees the space of unneeded entries\n"
         ),
         Verb::WouldRemove => format!("would give back {sum} of {folder}{parts}\n"),
         Verb::Removed => format!("gave back {sum} of {folder}{parts}\n"),

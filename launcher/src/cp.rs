@@ -273,7 +273,7 @@ fn receive(output: &mut ProgramOutput, from: &str, to: &Path, limit: Size) -> an
     let padding = io::copy(&mut output.take(MOST_PADDING + 1), &mut io::sink())?;
     ensure!(
         padding <= MOST_PADDING,
-        "the guest sends more than an archive"
+        "the guest sent data after the archive"
     );
     ensure!(
         output.status() == Some(0),
@@ -296,7 +296,7 @@ fn sizes(output: &mut impl Read) -> anyhow::Result<(u64, u64)> {
     let line = printable(&line);
     let sizes = line.split_once(' ');
     let sizes = sizes.and_then(|(disk, archive)| Some((disk.parse().ok()?, archive.parse().ok()?)));
-    sizes.with_context(|| format!("the guest sends {line:?} in place of two sizes"))
+    sizes.with_context(|| format!("the guest sent {line:?} instead of two sizes"))
 }
 
 /// Returns the name of a folder that no other copy has.

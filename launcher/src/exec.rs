@@ -183,7 +183,7 @@ fn missing_text(program: &str, missing: &[&str], packages: Vec<Option<String>>) 
     }
     let (missing, keys) = (missing.join(", "), keys.join(" and "));
     let report = format!(
-        "the guest has no {missing}, which {program} is linked with: link it statically, or have the scenario bring it by {keys}"
+        "the guest has no {missing}, which {program} is linked with: link it statically, or add it to the scenario with {keys}"
     );
     printable(report.as_bytes())
 }
@@ -287,8 +287,8 @@ mod tests {
             let packages = packages.map(|package| package.map(str::to_owned));
             missing_text("./x", &["liba.so", "libb.so"], packages.to_vec())
         };
-        let start = "the guest has no liba.so, libb.so, which ./x is linked with: link it statically, or have the scenario \
-                     bring it by";
+        let start = "the guest has no liba.so, libb.so, which ./x is linked with: link it statically, or add it to \
+                     the scenario with";
         let both = report([Some("libab1"), Some("libab1")]);
         assert_eq!(both, format!("{start} `packages = [\"libab1\"]`"));
         let one = report([None, Some("libb1")]);

@@ -133,8 +133,8 @@ fn explained(case: &Case, pairs: &[Pair]) -> Result<Vec<Explanation>, Failure> {
         explanation.with_context(|| {
             let Pair { provider, client } = pair;
             format!(
-                "the guest did not find both `{provider}` and `{client}`, see the run's console.log: name others, or ask with \
-                 --scenario what the rule says of them"
+                "the guest did not find both `{provider}` and `{client}`, see the run's console.log: name other devices, \
+                 or ask for the rule's decision with --scenario"
             )
         })
     });

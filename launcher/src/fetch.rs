@@ -71,7 +71,7 @@ fn runnables(options: &Fetch) -> Result<Vec<Runnable>, Failure> {
     let all = options.all.then(shipped).unwrap_or_default();
     if options.all && all.is_empty() {
         return Err(
-            anyhow!("no scenarios are beside this peerbar: name those that you want").into(),
+            anyhow!("no scenarios come with this peerbar: name the ones to fetch for").into(),
         );
     }
     let all = all.iter().map(|file| file.path.as_path());

@@ -57,7 +57,7 @@ fn in_force(rules: &[String]) -> String {
 /// Returns the folder of the run whose fabric is meant: that of all guests.
 fn of_fabric(options: &Inject) -> Result<PathBuf, Failure> {
     let mistake = match (&options.guest.guest, &options.port_error) {
-        (Some(guest), _) => format!("the fabric is that of all guests: leave --guest {guest} out"),
+        (Some(guest), _) => format!("the fabric belongs to all guests: leave --guest {guest} out"),
         (None, Some(_)) => "--port-error is for a device: no port is above the fabric".to_owned(),
         (None, None) => return Ok(options.run.clone()),
     };

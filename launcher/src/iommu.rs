@@ -41,7 +41,7 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
         if !recorded.shown().any(|device| device.live) {
             let run = run.display();
             return Err(Failure::Usage(anyhow!(
-                "no device of {run} runs any more, so nothing will come: --history shows what was recorded"
+                "no device of {run} is running, so no events will come: --history shows the recorded ones"
             )));
         }
         follow::follow(&recorded)?;

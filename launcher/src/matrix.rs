@@ -122,7 +122,7 @@ fn artifacts(
     orders: &[Order],
     signals: &Signals,
 ) -> Result<Artifacts, Failure> {
-    let scenario = parsed(orders.first().context("there is no boot")?)?;
+    let scenario = parsed(orders.first().context("no boot")?)?;
     let agent = program("peerbar-agent")?;
     let own = options.own.or_kernel_tree_here()?;
     Artifacts::prepare(&own, &GuestNeeds::of(&scenario), &agent, signals)

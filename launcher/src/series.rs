@@ -72,7 +72,7 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
 fn scenarios(options: &cli::Run) -> Result<Vec<Runnable>, Failure> {
     if let Some(port) = separate_port(options) {
         return Err(Failure::Usage(anyhow!(
-            "{port} is no scenario: write a port as --gdb={port}"
+            "{port} is not a scenario: write a port as --gdb={port}"
         )));
     }
     let mut scenarios = match options.scenarios.as_slice() {

@@ -105,8 +105,9 @@ impl Inputs {
     /// Reads the files of a run.
     fn of(run: &Path, recorded: Recorded) -> anyhow::Result<Self> {
         let checks = match optional(&run.join(TIMES))? {
-            Some(text) => serde_json::from_slice(&text)
-                .with_context(|| format!("{TIMES} is not what a run writes"))?,
+            Some(text) => {
+                serde_json::from_slice(&text).with_context(|| format!("{TIMES} is invalid"))?
+            }
             None => Vec::new(),
         };
         let kernel = optional(&run.join(GUEST_TRACE))?;
@@ -208,15 +209,13 @@ impl Inputs {
         }
         if kernel.unreadable > 0 {
             missing.push(format!(
-                "{} lines of {GUEST_TRACE} are no events",
+                "{} lines of {GUEST_TRACE} are not events",
                 kernel.unreadable
             ));
         }
         missing.extend(kernel.notes.iter().filter_map(|note| match note {
             TraceLine::Missing(what) => Some(what.clone()),
-            TraceLine::Cut => Some(format!(
-                "{GUEST_TRACE} was full: later events are not there"
-            )),
+            TraceLine::Cut => Some(format!("{GUEST_TRACE} was full: later events are missing")),
             _ => None,
         }));
         missing
@@ -255,14 +254,14 @@ fn text(contents: &Contents) -> String {
             faults,
         } = device;
         text += &format!(
-            "  {name}: {commands} commands, {doorbells} doorbells, {interrupts} interrupts, {dmas} DMAs, {faults} of which failed, {mapping_changes} maps and unmaps\n"
+            "  {name}: {commands} commands, {doorbells} doorbells, {interrupts} interrupts, {dmas} DMAs ({faults} failed), {mapping_changes} maps and unmaps\n"
         );
     }
     if let Some(guest) = &contents.guest {
         let (commands, found) = (guest.commands, guest.commands_found);
         let micros = guest.clock_error_ns.div_ceil(1000);
         text += &format!(
-            "  guest: {commands} commands, {found} of which the devices recorded; its clock is known to {micros} us\n"
+            "  guest: {commands} commands, {found} recorded by the devices; its clock is known to {micros} us\n"
         );
     }
     for missing in &contents.missing {

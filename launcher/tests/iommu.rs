@@ -1,6 +1,6 @@
 //! The output of `peerbar iommu` for records that the test makes in the same way as devices.
 
-#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+#![allow(clippy::unwrap_used, reason = "a test panics if it fails")]
 
 use std::fs;
 use std::io;
@@ -153,7 +153,7 @@ fn sanitizer_does_not_pass_what_it_could_not_judge() {
         let json = stdout(&iommu(&folder, &["--sanitize", "--json"]).unwrap());
         assert!(json.contains("\"unjudged\": [\n    \"disk1: "), "{json}");
     };
-    unjudged("there is no flight record");
+    unjudged("no flight record");
     record("disk1", Level::Maps);
     unjudged("only failures were recorded");
 }
@@ -175,11 +175,11 @@ fn run_without_records_is_named() {
     let output = iommu(&run(), &["--device", "disk9"]).unwrap();
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
-    assert!(message.contains("no record of disk9; there are: disk0, disk1"));
+    assert!(message.contains("no record of disk9; recorded devices: disk0, disk1"));
     let over = iommu(&run(), &["--follow"]).unwrap();
     let message = String::from_utf8_lossy(&over.stderr).into_owned();
     assert_eq!(over.status.code(), Some(2));
-    assert!(message.contains("runs any more"), "{message}");
+    assert!(message.contains("so no events will come"), "{message}");
     let empty = iommu(&TempDir::new().unwrap(), &[]).unwrap();
     assert_eq!(empty.status.code(), Some(2));
 }

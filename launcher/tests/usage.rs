@@ -18,7 +18,7 @@ fn stderr(output: &Output) -> String {
 fn a_missing_scenario_is_named() {
     let output = peerbar(&["run", "no/such.toml"]).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let expected = "peerbar: there is no scenario no/such.toml: `peerbar list` names all scenarios, and `peerbar init FILE.toml` writes one\n";
+    let expected = "peerbar: scenario no/such.toml not found: `peerbar list` names all scenarios, and `peerbar init FILE.toml` writes one\n";
     assert_eq!(stderr(&output), expected);
 }
 
@@ -41,7 +41,7 @@ fn folder_without_runs_is_named_with_what_to_do() {
         let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
         let output = peerbar.arg(command).current_dir(&folder).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{command}");
-        let begins = "peerbar: runs/latest: no run is there: run a scenario, ";
+        let begins = "peerbar: runs/latest: no run found: run a scenario, ";
         assert!(stderr(&output).starts_with(begins), "{}", stderr(&output));
     }
 }
@@ -168,7 +168,7 @@ fn check_reports_every_mistake_and_fails() {
     let missing = peerbar(&["check", "no/such.toml", &bad, &good]).unwrap();
     assert_eq!(missing.status.code(), Some(2));
     assert_eq!(text(&missing), text(&failed));
-    assert!(stderr(&missing).contains("there is no scenario no/such.toml"));
+    assert!(stderr(&missing).contains("scenario no/such.toml not found"));
     let lines = text(&failed);
     let starts: Vec<&str> = lines
         .lines()

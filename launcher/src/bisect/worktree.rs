@@ -45,7 +45,7 @@ impl Worktree {
             found.map_err(|_| {
                 let tree = self.repository.display();
                 Failure::Usage(anyhow!(
-                    "{commit} is no commit of {tree}: name one, a tag or a branch"
+                    "{commit} is not a commit of {tree}: name a commit, a tag or a branch"
                 ))
             })?;
         }

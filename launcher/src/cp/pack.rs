@@ -38,7 +38,7 @@ impl Source {
         let path = fs::canonicalize(from).with_context(|| cannot_read(from))?;
         ensure!(
             path.is_file() || path.is_dir(),
-            "{} is no file and no folder, and nothing else is copied into a guest",
+            "{} is neither a file nor a folder, and nothing else is copied into a guest",
             from.display()
         );
         let name = path.file_name();

@@ -139,7 +139,7 @@ fn device_of_the_host_is_not_copied() {
     let refused = pack::Source::new(Path::new("/dev/zero")).err();
     let reason = refused.map(|error| error.to_string()).unwrap_or_default();
     assert!(
-        reason.starts_with("/dev/zero is no file and no folder"),
+        reason.starts_with("/dev/zero is neither a file nor a folder"),
         "{reason}"
     );
 }

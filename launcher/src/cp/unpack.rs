@@ -109,7 +109,7 @@ impl Unpacked {
         // A later write to a link would go elsewhere.
         ensure!(
             !metadata.is_symlink(),
-            "the guest sends a link in place of the copy"
+            "the guest sent a link instead of the copy"
         );
         if !metadata.is_dir() {
             return Ok(fs::rename(top, to)?);
@@ -216,7 +216,9 @@ impl Unpacker {
                     no_flags,
                 )?;
             }
-            _ => bail!("it is no file, folder or link, and nothing else is copied out of a guest"),
+            _ => {
+                bail!("it is not a file, folder or link, and nothing else is copied out of a guest")
+            }
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ pub(super) fn memory(meminfo: &str, needed: u64) -> Finding {
             "see with `free` whether the scenario fits",
         );
     };
-    let found = format!("{} free, the scenario wants {}", human(free), human(needed));
+    let found = format!("{} free, the scenario needs {}", human(free), human(needed));
     if free < needed {
         let mend = "end other programs, or set smaller sizes in the scenario (`memory`, `ram`, `cmb`, `vram`)";
         return Finding::failed(PROBE, found, mend);
@@ -41,9 +41,9 @@ pub(super) fn disk(probe: &'static str, folder: &Path, free: Option<u64>, needed
         let mend = "make it, or name another folder";
         return Finding::failed(probe, format!("{folder} cannot be read"), mend);
     };
-    let found = format!("{} free in {folder}, {} wanted", human(free), human(needed));
+    let found = format!("{} free in {folder}, {} needed", human(free), human(needed));
     if free < needed {
-        let mend = "`peerbar cache prune` gives some back";
+        let mend = "`peerbar cache prune` frees some";
         return Finding::failed(probe, found, mend);
     }
     Finding::ok(probe, found)
@@ -94,7 +94,7 @@ pub(super) fn open_files(soft: Option<u64>, hard: Option<u64>) -> Finding {
         let limit = soft.map_or("no limit".to_owned(), |limit| format!("{limit} at once"));
         return Finding::ok(PROBE, limit);
     };
-    let found = format!("only {limit} at once, {FILES} are wanted");
+    let found = format!("only {limit} at once, {FILES} are needed");
     let mend = match hard {
         Some(hard) if hard < FILES => {
             "raise `nofile` in /etc/security/limits.conf and log in again".to_owned()
@@ -138,7 +138,7 @@ mod tests {
         let enough = memory(meminfo, 2 * GIB);
         assert_eq!(
             (enough.state, enough.found.as_str()),
-            (State::Ok, "2 GiB free, the scenario wants 2 GiB")
+            (State::Ok, "2 GiB free, the scenario needs 2 GiB")
         );
         let short = memory(meminfo, 3 * GIB);
         assert_eq!(short.state, State::Failed);
@@ -157,7 +157,7 @@ mod tests {
         let disk = |free| disk("cache", Path::new("/c"), free, GIB);
         assert_eq!(
             disk(Some(GIB)),
-            Finding::ok("cache", "1 GiB free in /c, 1 GiB wanted")
+            Finding::ok("cache", "1 GiB free in /c, 1 GiB needed")
         );
         assert_eq!(disk(Some(GIB - 1)).state, State::Failed);
         assert_eq!(disk(None).found, "/c cannot be read");

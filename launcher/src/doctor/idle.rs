@@ -53,7 +53,7 @@ impl IdleProcessors<'_> {
 /// Checks that processors of a virtual machine poll for a while before they halt.
 pub(super) fn idle(processors: &IdleProcessors<'_>) -> Finding {
     if !processors.are_virtual() {
-        return Finding::ok(PROBE, "no hypervisor is asked when one halts");
+        return Finding::ok(PROBE, "no hypervisor is involved when one halts");
     }
     let poll_ns: u64 = processors.poll_ns.trim().parse().unwrap_or(0);
     let steps = processors.steps(poll_ns);

@@ -16,7 +16,7 @@ pub(super) fn qemu(found: Result<Option<String>, String>) -> Finding {
         Ok(Some(version)) => Finding::ok(PROBE, format!("{version}, with vfio-user-pci")),
         Ok(None) => Finding::limited(
             PROBE,
-            "none that is fit yet",
+            "none that is suitable yet",
             "the first run, or `peerbar fetch`, gets one from Debian's archive",
         ),
         Err(error) => split(PROBE, &error, "leave --qemu out to use peerbar's own"),
@@ -326,7 +326,7 @@ mod tests {
             "/c holds 1 GiB; /m, of the whole machine, 2 GiB"
         );
         let missing = programs(Some(
-            "peerbar-nvme is missing: /x is no file; run scripts/build".to_owned(),
+            "peerbar-nvme is missing: /x is not a file; run scripts/build".to_owned(),
         ));
         assert_eq!(missing.mend.as_deref(), Some("run scripts/build"));
         assert_eq!(programs(None).state, State::Ok);

@@ -112,7 +112,7 @@ pub(crate) fn decide_in(tree: &PciTree, platform: &Platform, pair: &Pair) -> Opt
 fn expected(machine: &Machine, kernel: Release) -> Result<Platform, Failure> {
     platform(machine, kernel).ok_or_else(|| {
         Failure::Usage(anyhow!(
-            "what `cpu = \"{}\"` is for the guest depends on the host: run the scenario and explain the run, or name a model \
+            "the guest's CPU with `cpu = \"{}\"` depends on the host: run the scenario and explain the run, or name a model \
              of QEMU's",
             machine.cpu
         ))

@@ -185,7 +185,7 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
     match named(&pair.provider) {
         Some(DeviceSpec::Gpu(gpu, _)) if gpu.config.is_window() => notes.push(format!(
-            "the aperture of {} is a window (`mode = \"window\"`): it is no p2pmem, and no disk can be pointed at it",
+            "the aperture of {} is a window (`mode = \"window\"`): it is not p2pmem, and disks cannot be pointed at it",
             gpu.name
         )),
         Some(DeviceSpec::Nvme(nvme)) if nvme.config.cmb.is_none() => notes.push(format!(

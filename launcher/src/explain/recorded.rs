@@ -36,7 +36,7 @@ impl Recorded {
     pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
         if !folder.is_dir() {
             return Err(Failure::Usage(anyhow!(
-                "{}: no run is there: run a scenario, name another folder with --run, or a scenario with --scenario",
+                "{}: no run found: run a scenario, name another folder with --run, or a scenario with --scenario",
                 folder.display()
             )));
         }

@@ -97,7 +97,7 @@ impl Recorded {
     pub(crate) fn open(run: &Path) -> anyhow::Result<Self> {
         if !run.is_dir() {
             bail!(
-                "{}: no run is there: run a scenario, or name the folder of a run",
+                "{}: no run found: run a scenario, or name the folder of a run",
                 run.display()
             );
         }
@@ -140,7 +140,7 @@ impl Recorded {
             let devices = self.devices.iter();
             let names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
             bail!(
-                "there is no record of {name}; there are: {}",
+                "no record of {name}; recorded devices: {}",
                 names.join(", ")
             );
         }
@@ -231,7 +231,7 @@ impl Display for Unjudged<'_> {
         match self {
             Self::NoRecord(name) => write!(
                 f,
-                "{name}: there is no flight record: the log of its server says why"
+                "{name}: no flight record: the log of its server says why"
             ),
             Self::OnlyFailures(name) => write!(
                 f,
@@ -239,7 +239,7 @@ impl Display for Unjudged<'_> {
             ),
             Self::Lost(name, lost) => write!(
                 f,
-                "{name}: {lost} records are lost, and with them what there may have been to find"
+                "{name}: {lost} records are lost, and with them any findings there"
             ),
             Self::Uncompared(count) => write!(
                 f,

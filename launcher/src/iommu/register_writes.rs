@@ -49,7 +49,7 @@ impl Fate {
             Self::ByRoot => "done through the root",
             Self::Redirected => "REDIRECTED to the root and done there",
             Self::Lost => {
-                "LOST: the switch drops what this device sends to peers, which gets no error"
+                "LOST: the switch drops this device's requests to peers, without an error"
             }
             Self::Refused => "REFUSED",
             Self::Done => "done",
@@ -319,7 +319,7 @@ mod tests {
 disk0: gpu0 wrote to its registers 2 times, through the switch
 gpu0: wrote to a register of disk0 (BAR 0) 2 times, done through the switch
 gpu0: wrote to a register of disk0 (BAR 0) once, REDIRECTED to the root and done there
-gpu0: wrote to a register of disk0 (BAR 0) once, LOST: the switch drops what this device sends to peers, which gets no error
+gpu0: wrote to a register of disk0 (BAR 0) once, LOST: the switch drops this device's requests to peers, without an error
 gpu0: wrote to a register of disk0 (BAR 0) once, REFUSED: unsupported request
 gpu0: wrote to a register of disk1 (BAR 0) once, done through the root
 gpu0: wrote to an unknown device at 0x2008 once, REFUSED: QEMU refused it (errno 19)

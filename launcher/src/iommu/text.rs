@@ -115,7 +115,7 @@ fn summary(device: &RecordedDevice) -> String {
     );
     if device.lost() > 0 {
         text += &format!(
-            "  {} older records are lost: what happened then is not counted here\n",
+            "  {} older records are lost: events of that time are not counted here\n",
             device.lost()
         );
     }
@@ -273,16 +273,14 @@ pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Fi
             format!("DMA after unmap: {addresses} was unmapped at {then:.6} s with {mapping}")
         }
         FindingKind::Remapped => format!(
-            "DMA by an address of before: {addresses} is in {mapping}, mapped at {then:.6} s, after the command had begun"
+            "DMA by a stale address: {addresses} is in {mapping}, mapped at {then:.6} s, after the command had begun"
         ),
         FindingKind::PastEnd => {
             format!("DMA past the end: {addresses} is behind {mapping}, mapped at {then:.6} s")
         }
         FindingKind::NeverMapped => format!("DMA by an address that was never mapped: {addresses}"),
         FindingKind::WriteReadOnly => {
-            format!(
-                "write where only reads may go: {addresses} in {mapping}, mapped at {then:.6} s"
-            )
+            format!("write to a read-only mapping: {addresses} in {mapping}, mapped at {then:.6} s")
         }
         FindingKind::LeftBehind => format!(
             "mapping left behind: {mapping} was only used by a command that was complete at {then:.6} s"

@@ -101,8 +101,9 @@ impl Rule {
         }
         let tree = pci_tree(scenario);
         let cpu = &scenario.machine.cpu;
-        let platform = platform(&scenario.machine, kernel)
-            .with_context(|| format!("what the kernel takes the CPU `{cpu}` for is not known here: name a model of QEMU's"))?;
+        let platform = platform(&scenario.machine, kernel).with_context(|| {
+            format!("the kernel's view of the CPU `{cpu}` is unknown: name a CPU model of QEMU")
+        })?;
         let find = |name| {
             let found = tree.find(name);
             found.ok_or_else(|| anyhow!("the machine has no `{name}`"))
@@ -136,7 +137,7 @@ impl Rule {
             false => (
                 TransferOutcome::Refused,
                 MapType::NotSupported,
-                "vfio-pci takes no device without an IOMMU",
+                "vfio-pci requires an IOMMU",
             ),
         };
         Self {
@@ -363,7 +364,7 @@ pub(super) mod tests {
     fn our_devices_have_a_record_and_qemu_devices_none() {
         let right = checked(None);
         let ours = disagreement(TestedDevices::Peerbar, Ok(&right));
-        assert!(ours.unwrap().contains("there is no record"));
+        assert!(ours.unwrap().contains("route not recorded"));
         assert_eq!(disagreement(TestedDevices::QemuNvme, Ok(&right)), None);
         let refused = cell(
             TestedDevices::QemuNvme,

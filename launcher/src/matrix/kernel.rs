@@ -36,7 +36,7 @@ impl KernelChoice {
     pub(super) fn objection(&self, iommu: Iommu, mapping: Option<MapType>) -> Option<String> {
         if !self.has(iommu) {
             return Some(format!(
-                "the boot is not what was asked for: with the IOMMU `{}` the client's iommu_group/type is {}",
+                "the boot differs from the request: with the IOMMU `{}` the client's iommu_group/type is {}",
                 iommu.word(),
                 self.domain.as_deref().unwrap_or("none")
             ));

@@ -97,7 +97,7 @@ fn legend(cells: &[Cell]) -> String {
         line(
             &mut text,
             "X (Y)",
-            "X has happened where the kernel's rule says Y; (!) where another thing is wrong",
+            "X happened where the kernel's rule says Y; (!) another thing is wrong",
         );
     }
     if cells
@@ -169,7 +169,7 @@ Legend:
   PHB       up and through the host bridge
   NO        refused by the kernel: the program gets an error, and nothing moves
   -         not tried
-  X (Y)     X has happened where the kernel's rule says Y; (!) where another thing is wrong
+  X (Y)     X happened where the kernel's rule says Y; (!) another thing is wrong
   intel-pt  intel-passthrough: an IOMMU that lets everything pass
 ";
         assert_eq!(tables(&cells, false), expected);

@@ -188,7 +188,7 @@ impl RunningJob<'_> {
         let mut bytes = Vec::new();
         log.seek(SeekFrom::Start(0))
             .and_then(|_| log.take(LARGEST_LOG).read_to_end(&mut bytes))
-            .context("cannot read what a run printed")?;
+            .context("cannot read a run's output")?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         self.folder.write(LOG, &text)?;
         Ok(text)

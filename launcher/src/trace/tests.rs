@@ -331,9 +331,7 @@ fn checks_are_slices_with_their_verdict() {
     fs::write(folder.path().join("times.json"), "[{]").unwrap();
     let error = written(&folder).unwrap_err();
     assert!(
-        error
-            .to_string()
-            .contains("times.json is not what a run writes"),
+        error.to_string().contains("times.json is invalid"),
         "{error}"
     );
 }

@@ -90,7 +90,7 @@ fn archive_with_more_than_files_and_links_is_refused() {
     ] {
         let error = unpack_to(&archive(kind, 0o644, 0), &to, LIMIT).unwrap_err();
         assert!(
-            error.starts_with("/guest: it is no file, folder or link"),
+            error.starts_with("/guest: it is not a file, folder or link"),
             "{error}"
         );
     }
@@ -351,7 +351,7 @@ fn link_in_place_of_a_copy_is_refused() {
     let archive = archive.into_inner().unwrap();
     let to = folder.path().join("to");
     let error = unpack_to(&archive, &to, LIMIT).unwrap_err();
-    assert!(error.contains("a link in place of the copy"), "{error}");
+    assert!(error.contains("a link instead of the copy"), "{error}");
     let nothing = Builder::new(Vec::new()).into_inner().unwrap();
     let error = unpack_to(&nothing, &to, LIMIT).unwrap_err();
     assert!(error.starts_with("the guest has sent nothing"), "{error}");
