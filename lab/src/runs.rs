@@ -81,8 +81,8 @@ impl Runs {
         }
     }
 
-    /// Checks that a run can begin here, which a command does before its downloads. Makes the folder
-    /// of all runs.
+    /// Checks that a run can begin here, which a command does before its downloads. The folder of
+    /// all runs is made later, so that a command without a run leaves none.
     ///
     /// # Errors
     /// [`Failure::Usage`] if the name, or that of the link to the latest run, is taken; those of the
@@ -105,12 +105,14 @@ impl Runs {
                 "{latest} is a folder, in place of the link to the latest run: move it away, or name another folder with --runs"
             )));
         }
-        let folder = self.folder.display();
-        fs::create_dir_all(&self.folder)
-            .and_then(|()| try_file(&self.folder))
-            .with_context(|| {
-                format!("no run can be kept in {folder}: name another folder with --runs")
-            })?;
+        let tried = std::path::absolute(&self.folder).and_then(|folder| {
+            let present = folder.ancestors().find(|it| it.exists());
+            present.map_or(Ok(()), try_file)
+        });
+        tried.with_context(|| {
+            let folder = self.folder.display();
+            format!("no run can be kept in {folder}: name another folder with --runs")
+        })?;
         Ok(())
     }
 
@@ -457,8 +459,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut runs = Runs::below(&folder.path().join("new/runs"));
         runs.check().unwrap();
+        assert!(!folder.path().join("new").exists());
         runs.name = Some("taken".parse().unwrap());
-        fs::create_dir(runs.folder.join("taken")).unwrap();
+        fs::create_dir_all(runs.folder.join("taken")).unwrap();
         assert!(matches!(runs.check(), Err(Failure::Usage(_))));
         runs.name = None;
         fs::create_dir(runs.folder.join(LATEST)).unwrap();
