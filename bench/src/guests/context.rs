@@ -9,7 +9,7 @@ use peerbar_flight::monotonic_ns;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
-use peerbar_lab::guest::{Guest, GuestEvent, Next};
+use peerbar_lab::guest::{CONSOLE_LOG, Guest, GuestEvent, Next};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
@@ -270,7 +270,7 @@ fn follow(
         let GuestEvent::Report(lines) = event else {
             return Ok(Next::Follow);
         };
-        let before = seen.len();
+        let mut goes_on = false;
         for line in lines {
             match line {
                 Line::Ready(_) => last = (spent(guest)?, monotonic_ns()),
@@ -281,14 +281,15 @@ fn follow(
                 }
                 _ => continue,
             }
+            goes_on = true;
             if let Some(name) = names.get(seen.len()) {
                 progress.stage(name);
             }
         }
-        Ok::<_, Failure>(match seen.len() {
-            all if all >= scenario.checks.len() => Next::Done(()),
-            some if some > before => Next::FollowFor(scenario.timeout),
-            _ => Next::Follow,
+        Ok::<_, Failure>(match goes_on {
+            true if seen.len() >= scenario.checks.len() => Next::Done(()),
+            true => Next::FollowFor(scenario.timeout),
+            false => Next::Follow,
         })
     })?;
     followed.map_err(|ending| {
@@ -300,14 +301,13 @@ fn follow(
 
 /// Returns the failure of a guest that ended before `awaited`.
 pub(super) fn ended(ending: &Ending, awaited: &str, folder: &Folder) -> Failure {
-    match ending {
-        Ending::Signal(signal) => Failure::Interrupted(*signal),
-        ending => anyhow!(
-            "before {awaited}: {ending}; see {}",
-            folder.path().display()
-        )
-        .into(),
-    }
+    let why = match ending {
+        Ending::Signal(signal) => return Failure::Interrupted(*signal),
+        Ending::TimedOut(seconds) => format!("the guest reported nothing for {seconds} s"),
+        ending => ending.to_string(),
+    };
+    let console = folder.path().join(CONSOLE_LOG);
+    anyhow!("before {awaited}: {why}; see {}", console.display()).into()
 }
 
 /// Returns the cost of the guest since its start.
