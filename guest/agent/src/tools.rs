@@ -195,7 +195,7 @@ struct Output {
     dropped: usize,
     /// The line whose end has not been dropped yet, with its part in `kept`.
     dropped_line: Vec<u8>,
-    /// `true` if a report begins in a line that was dropped as a whole.
+    /// `true` if a report begins in a line whose end has been dropped.
     has_late_report: bool,
 }
 
@@ -258,7 +258,11 @@ impl Output {
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.dropped_line.extend_from_slice(part);
             let surplus = self.dropped_line.len().saturating_sub(SEARCHED_LINE);
-            self.dropped_line.drain(..surplus);
+            if surplus > 0 {
+                // A terminal's line may have many lines for the reader, which also ends them at \r.
+                self.has_late_report = self.has_late_report();
+                self.dropped_line.drain(..surplus);
+            }
             if part.ends_with(b"\n") {
                 self.has_late_report = self.has_late_report();
                 self.dropped_line.clear();
@@ -359,6 +363,8 @@ mod tests {
         assert!(is_late("x\nktap  Version 1", "\nnot ok 1\n"));
         assert!(is_late("x\n\x1b[1mTAP version 13\x1b[0m\n", "1..1\n"));
         assert!(is_late("running: TAP version 1", "3"));
+        let progress = "50%\r".repeat(SEARCHED_LINE);
+        assert!(is_late("TAP version 13\r1..1\rnot ok 1\r", &progress));
         assert!(!is_late("x\nTAP ver", "tical line\n"));
         assert!(!is_late("x\n# TAP version ", "14 has subtests\n"));
     }
