@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -358,7 +359,11 @@ fn failed_part(check: &CheckResult) -> Option<String> {
 /// Returns the last line in the folder of a run, if it is not the `verdict` of the results. The
 /// folder may lack that file: it is written after the results are read for the first time.
 fn other_verdict(folder: &Path, verdict: &RunVerdict) -> Option<String> {
-    let last = run_file::read_to_string(&folder.join(VERDICT)).ok()?;
+    let last = match run_file::read_to_string(&folder.join(VERDICT)) {
+        Ok(last) => last,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => return Some(error.to_string()),
+    };
     let last = last.trim_end();
     (last != verdict.to_string().trim_end()).then(|| last.to_owned())
 }
