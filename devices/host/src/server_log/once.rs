@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// Most warnings that are remembered. Later ones are passed on each time.
 const MOST: usize = 1000;
 
-/// Passes on warnings and errors with a new text, and all messages below a warning.
+/// Passes on warnings with a new text, and all other messages.
 pub(crate) struct Once<L> {
     logger: L,
     said: Mutex<HashSet<String>>,
@@ -39,7 +39,7 @@ impl<L: Log> Log for Once<L> {
 
     fn log(&self, record: &Record<'_>) {
         let is_enabled = self.enabled(record.metadata());
-        if is_enabled && (record.level() > Level::Warn || self.is_new(record.args().to_string())) {
+        if is_enabled && (record.level() != Level::Warn || self.is_new(record.args().to_string())) {
             self.logger.log(record);
         }
     }
@@ -67,7 +67,7 @@ mod tests {
             log(&once, Level::Error, "b");
             log(&once, Level::Info, "c");
         }
-        assert_eq!(once.logger.taken(), ["a", "b", "c", "c"]);
+        assert_eq!(once.logger.taken(), ["a", "b", "c", "b", "c"]);
     }
 
     #[test]
