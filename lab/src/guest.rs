@@ -56,8 +56,10 @@ pub struct Guest<'a> {
     events: Events<'a>,
     plan: String,
     counters: Arc<CounterFiles>,
-    /// The devices whose server the agent may have killed.
+    /// The devices whose server a check of the scenario has killed.
     losable: BTreeSet<String>,
+    /// The device whose server the last requested check has killed.
+    requested_loss: Option<String>,
     /// The agent's port, for answers.
     port: Option<UnixStream>,
     started: Instant,
@@ -110,12 +112,13 @@ pub enum Next<T> {
 }
 
 impl Guest<'_> {
-    /// Returns [`GuestEvent::WorkDone`] once the other end of `stream` is closed. A byte that comes by it is a signal's number.
+    /// Makes [`Guest::follow`] report [`GuestEvent::WorkDone`] once the other end of `stream` is
+    /// closed. A byte that comes by it is a signal's number.
     pub fn add_work(&mut self, stream: UnixStream) {
         self.events.add_bytes(EventSource::Work, stream);
     }
 
-    /// Returns no [`GuestEvent::WorkDone`] for work that was added before.
+    /// Makes [`Guest::follow`] report nothing about work that was added before.
     pub fn remove_work(&mut self) {
         self.events.remove(EventSource::Work);
     }
@@ -268,7 +271,7 @@ impl Guest<'_> {
         let port = self.port.as_ref().context("the agent's port is closed")?;
         if let Request::Check(check) = request {
             self.console.expect_warnings(check.warnings());
-            self.losable.extend(check.kills().map(str::to_owned));
+            self.requested_loss = check.kills().map(str::to_owned);
         }
         self.report.check_begins();
         write_within(port, line.as_bytes(), PLAN)
@@ -312,7 +315,8 @@ impl Guest<'_> {
     /// Kills the servers that `lines` of the report ask for: the guest sees the devices pulled
     /// out. Returns an ending if it may not ask for them.
     fn lose_for(&mut self, lines: &[Line]) -> anyhow::Result<Result<(), Ending>> {
-        let names = match deaths(lines, &self.losable) {
+        let requested = self.requested_loss.as_ref();
+        let names = match deaths(lines, &self.losable, requested) {
             Ok(names) => names,
             Err(ending) => return Ok(Err(ending)),
         };
@@ -386,19 +390,25 @@ impl Guest<'_> {
     }
 }
 
-/// Returns the devices whose death `lines` of the report ask for, or an ending if one is not
-/// among the `losable`.
-fn deaths<'a>(lines: &'a [Line], losable: &BTreeSet<String>) -> Result<Vec<&'a str>, Ending> {
+/// Returns the devices whose death `lines` of the report ask for, or an ending if one is neither
+/// among the `losable` nor the `requested` one.
+fn deaths<'a>(
+    lines: &'a [Line],
+    losable: &BTreeSet<String>,
+    requested: Option<&String>,
+) -> Result<Vec<&'a str>, Ending> {
     let asked = lines.iter().filter_map(|line| match line {
         Line::Kill(name) => Some(name),
         _ => None,
     });
-    let judged = asked.map(|name| match losable.contains(name) {
-        true => Ok(name.as_str()),
-        false => Err(Ending::Stopped(format!(
-            "the guest asks for the death of {name}, which no check loses"
-        ))),
-    });
+    let judged = asked.map(
+        |name| match losable.contains(name) || requested == Some(name) {
+            true => Ok(name.as_str()),
+            false => Err(Ending::Stopped(format!(
+                "the guest asks for the death of {name}, which no check loses"
+            ))),
+        },
+    );
     judged.collect()
 }
 
@@ -443,19 +453,19 @@ mod tests {
 
     #[test]
     fn guest_may_ask_only_for_the_death_of_what_a_check_loses() {
-        let losable = BTreeSet::from(["g0".to_owned()]);
+        let (losable, requested) = (BTreeSet::from(["g0".to_owned()]), "n0".to_owned());
         let ask = |names: &[&str]| {
             let lines: Vec<_> = names
                 .iter()
                 .map(|it| Line::Kill((*it).to_owned()))
                 .collect();
-            match deaths(&lines, &losable) {
+            match deaths(&lines, &losable, Some(&requested)) {
                 Ok(names) => Ok(names.join(" ")),
                 Err(Ending::Stopped(reason)) => Err(reason),
                 Err(_) => panic!("another ending"),
             }
         };
-        assert_eq!(ask(&["g0"]), Ok("g0".to_owned()));
+        assert_eq!(ask(&["g0", "n0"]), Ok("g0 n0".to_owned()));
         for other in ["d0", "s0", "g1", ""] {
             let refused = ask(&["g0", other]).unwrap_err();
             assert!(refused.contains(&format!("death of {other},")), "{refused}");

@@ -215,7 +215,7 @@ impl Lab {
         match ending {
             Ending::Ended(status) => self.guest_ended(status),
             Ending::Signal(signal) => Failure::Interrupted(signal).into(),
-            Ending::TimedOut(_) | Ending::StayedOn(_) => LabError::TimedOut(self.console_log()),
+            Ending::TimedOut(_) => LabError::TimedOut(self.console_log()),
             ending => LabError::Ended(ending),
         }
     }

@@ -110,7 +110,7 @@ pub struct Evidence<'a> {
 pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
     let (outcome, reason) = match (evidence.ending, evidence.report) {
         (ending @ Ending::Ended(_), Err(error)) => {
-            let qemu = format!("{error}; {ending}: {}", evidence.qemu);
+            let qemu = format!("{error}; {}", death(ending, None, evidence.qemu));
             let said = evidence.trouble.map_or(qemu, |_| error.to_string());
             (RunOutcome::GuestDied, Some(said))
         }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use anyhow::anyhow;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::scenario::{GroupGuest, GuestGroup};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{colours, columns, print, say};
+use peerbar_lab::verdict::Ending;
 use peerbar_lab::{LabError, LabGroup, LabOptions};
 
 use crate::keep;
@@ -94,6 +96,7 @@ pub(crate) fn of_lab(error: LabError) -> Failure {
     match error {
         LabError::Host(failure) => failure,
         LabError::Scenario(error) => error.into(),
+        LabError::Ended(Ending::Stopped(reason)) => Failure::Failed(anyhow!(reason)),
         other => Failure::Environment(other.into()),
     }
 }

@@ -91,6 +91,11 @@ impl Keeping {
         matches!(self, Self::Kept(_))
     }
 
+    /// Returns `true` if the guest was asked to end.
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self, Self::Ending(_))
+    }
+
     /// Returns the number of failed checks that have already been shown.
     pub(crate) fn shown(&self) -> usize {
         match self {

@@ -250,7 +250,7 @@ fn watch(
                 return Ok(Next::FollowFor(power_off));
             }
             GuestEvent::Late if keeping.is_kept() => return Ok(Next::FollowFor(scenario.timeout)),
-            GuestEvent::Late if done => {
+            GuestEvent::Late if done || keeping.is_ending() => {
                 return Ok(Next::Done(Ending::StayedOn(power_off.as_secs())));
             }
             GuestEvent::Signal(_) | GuestEvent::Late | GuestEvent::WorkDone => {}

@@ -89,6 +89,7 @@ impl<'a> Guest<'a> {
             plan,
             counters: Arc::new(CounterFiles::of(scenario, folder.path())),
             losable: scenario.losable(),
+            requested_loss: None,
             port: None,
             started: qemu.started,
             _link: link,

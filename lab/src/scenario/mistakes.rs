@@ -916,6 +916,7 @@ mod tests {
     #[test]
     fn line_of_plain_words_is_one_mistake() {
         let found = mistakes("root:x:0:0:root:/root:/bin/bash\n");
+        assert!(!found.is_empty());
         assert_eq!(found.len(), BTreeSet::from_iter(&found).len(), "{found:#?}");
     }
 
