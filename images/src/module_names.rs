@@ -2,11 +2,8 @@
 //! boot.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::PathBuf;
 
 use crate::cache::Kind;
-use crate::error::io_error;
 use crate::modules::Tree;
 use crate::{Cache, ImageError, Kernel, Root, in_tree};
 
@@ -16,7 +13,7 @@ use crate::{Cache, ImageError, Kernel, Root, in_tree};
 /// # Errors
 /// The cache cannot be read.
 pub fn module_names(cache: &Cache) -> Result<Option<BTreeSet<String>>, ImageError> {
-    let mut folders = built_kernels(cache)?;
+    let mut folders = cache.paths(Kind::BuiltKernel)?;
     let is_cached = Root::is_cached(cache);
     if is_cached {
         folders.extend(Kernel::from_root(&Root::get(cache)?).modules);
@@ -34,22 +31,10 @@ pub fn module_names(cache: &Cache) -> Result<Option<BTreeSet<String>>, ImageErro
     Ok(Some(names))
 }
 
-/// Returns the folders of the kernels that were built from source.
-fn built_kernels(cache: &Cache) -> Result<Vec<PathBuf>, ImageError> {
-    let mut found = Vec::new();
-    for folder in cache.folders() {
-        for entry in fs::read_dir(folder).map_err(io_error("list", folder))? {
-            let entry = entry.map_err(io_error("list", folder))?;
-            if Kind::of(&entry.file_name().to_string_lossy()) == Some(Kind::BuiltKernel) {
-                found.push(entry.path());
-            }
-        }
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

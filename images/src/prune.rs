@@ -62,6 +62,17 @@ impl Cache {
         Ok(found.iter().map(StoredFile::entry).collect())
     }
 
+    /// Returns the paths of all entries of a kind, including those of the cache below.
+    pub(crate) fn paths(&self, kind: Kind) -> Result<Vec<PathBuf>, ImageError> {
+        let mut paths = Vec::new();
+        for folder in self.folders() {
+            let of_kind = found(folder)?.into_iter();
+            let of_kind = of_kind.filter(|each| each.kind == Some(kind));
+            paths.extend(of_kind.map(|each| each.path));
+        }
+        Ok(paths)
+    }
+
     /// Returns the bytes on disk of everything in the folder, or 0 if it cannot be read.
     #[must_use]
     pub fn bytes(&self) -> u64 {
