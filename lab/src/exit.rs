@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::temporary_folder::TemporaryFolderError;
 use crate::terminal::say;
 
 /// Outcome of a run.
@@ -93,6 +94,12 @@ impl Failure {
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Environment(error)
+    }
+}
+
+impl From<TemporaryFolderError> for Failure {
+    fn from(error: TemporaryFolderError) -> Self {
+        Self::Environment(error.into())
     }
 }
 

@@ -5,21 +5,31 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use thiserror::Error;
 
 const VARIABLE: &str = "TMPDIR";
+
+/// The folder for temporary files does not exist, or no file can be made there.
+#[derive(Debug, Error)]
+#[error("{problem}; {way_out}")]
+pub struct TemporaryFolderError {
+    /// The folder, and the reason.
+    pub problem: String,
+    /// The way out.
+    pub way_out: String,
+}
 
 /// Returns the folder for temporary files: that of `TMPDIR`, or `/tmp`.
 ///
 /// # Errors
-/// It does not exist, or no file can be made there.
-pub fn temporary_folder() -> anyhow::Result<PathBuf> {
+/// [`TemporaryFolderError`].
+pub fn temporary_folder() -> Result<PathBuf, TemporaryFolderError> {
     let folder = env::temp_dir();
     match try_file(&folder) {
         Ok(()) => Ok(folder),
         Err(error) => {
             let is_default = env::var_os(VARIABLE).is_none();
-            Err(anyhow!(refusal(&folder, is_default, &error)))
+            Err(refusal(&folder, is_default, &error))
         }
     }
 }
@@ -30,15 +40,17 @@ pub(crate) fn try_file(folder: &Path) -> io::Result<()> {
     file.close()
 }
 
-fn refusal(folder: &Path, is_default: bool, error: &io::Error) -> String {
+fn refusal(folder: &Path, is_default: bool, error: &io::Error) -> TemporaryFolderError {
     let folder = folder.display();
     match is_default {
-        true => format!(
-            "no file can be made in {folder}: {error}; set {VARIABLE} to a folder that you can write"
-        ),
-        false => format!(
-            "{VARIABLE} is {folder}, and no file can be made there: {error}; set it to a folder that you can write, or unset it"
-        ),
+        true => TemporaryFolderError {
+            problem: format!("no file can be made in {folder}: {error}"),
+            way_out: format!("set {VARIABLE} to a folder that you can write"),
+        },
+        false => TemporaryFolderError {
+            problem: format!("{VARIABLE} is {folder}, and no file can be made there: {error}"),
+            way_out: "set it to a folder that you can write, or unset it".to_owned(),
+        },
     }
 }
 
@@ -58,8 +70,8 @@ mod tests {
              set it to a folder that you can write, or unset it",
             missing.display()
         );
-        assert_eq!(refusal(&missing, false, &error), expected);
-        let default = refusal(Path::new("/tmp"), true, &error);
+        assert_eq!(refusal(&missing, false, &error).to_string(), expected);
+        let default = refusal(Path::new("/tmp"), true, &error).to_string();
         assert!(
             default.ends_with("; set TMPDIR to a folder that you can write"),
             "{default}"

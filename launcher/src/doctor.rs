@@ -123,7 +123,7 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
             let checked = sockets.check(&topology);
             host::socket_paths(&folder, checked.map_err(|error| error.to_string()))
         }
-        Err(error) => host::no_temporary_folder(&error.to_string()),
+        Err(error) => host::no_temporary_folder(error),
     });
     findings
 }

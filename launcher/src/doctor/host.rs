@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use peerbar_lab::size::human;
+use peerbar_lab::temporary_folder::TemporaryFolderError;
 
 use super::finding::Finding;
 
@@ -119,10 +120,9 @@ pub(super) fn socket_paths(folder: &Path, checked: Result<(), String>) -> Findin
     }
 }
 
-/// Returns the failure of the folder for temporary files. The way out follows its semicolon.
-pub(super) fn no_temporary_folder(error: &str) -> Finding {
-    let (found, mend) = error.split_once("; ").unwrap_or((error, "set TMPDIR"));
-    Finding::failed("TMPDIR", found, mend)
+/// Returns the failure of the folder for temporary files.
+pub(super) fn no_temporary_folder(error: TemporaryFolderError) -> Finding {
+    Finding::failed("TMPDIR", error.problem, error.way_out)
 }
 
 #[cfg(test)]
@@ -208,7 +208,10 @@ mod tests {
 
     #[test]
     fn missing_temporary_folder_has_its_way_out() {
-        let finding = no_temporary_folder("TMPDIR is /x: no such folder; unset it");
+        let finding = no_temporary_folder(TemporaryFolderError {
+            problem: "TMPDIR is /x: no such folder".to_owned(),
+            way_out: "unset it".to_owned(),
+        });
         let expected = "FAILED   TMPDIR         TMPDIR is /x: no such folder: unset it\n";
         assert_eq!(finding.line(None), expected);
     }
