@@ -171,6 +171,11 @@ impl Requester {
         self.routes.read()
     }
 
+    /// Returns `true` if the function may issue requests now.
+    fn may_request(&self) -> bool {
+        self.route_table().may_request()
+    }
+
     /// Makes a slot for a session. While it is locked the routes do not change, and its thread must
     /// not change them.
     pub(crate) fn reader_slot(&self) -> ReaderSlot {

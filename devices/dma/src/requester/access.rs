@@ -82,7 +82,7 @@ impl Requester {
             if changes.wait(count, LEARNING_STEP) {
                 return true;
             }
-            if !self.route_table().may_request() {
+            if !self.may_request() {
                 return false;
             }
         }
@@ -97,7 +97,7 @@ impl Requester {
         let mut probe = [0; PROBE];
         let len = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
         let probe = Buffer::Read(&mut probe).take(len);
-        let may_go_on = || self.route_table().may_request();
+        let may_go_on = || self.may_request();
         let target = self
             .route_table()
             .route(address, len, probe.direction())

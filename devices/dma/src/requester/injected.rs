@@ -131,7 +131,7 @@ impl Requester {
     /// Waits, for as long as the function may issue requests.
     pub fn hold_back(&self, by: Duration) {
         let end = self.clock.now().saturating_add(nanos(by));
-        while self.route_table().may_request() {
+        while self.may_request() {
             let left = end.saturating_sub(self.clock.now());
             if left == 0 {
                 break;

@@ -57,7 +57,7 @@ struct Note {
 }
 
 impl<'r, 'a> Transfer<'r, 'a> {
-    /// Makes a request of which nothing has been done.
+    /// Makes a request that has not begun.
     pub(super) fn new(requester: &'r Requester, tag: Tag) -> Self {
         Self {
             requester,
@@ -171,7 +171,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
         let requester = self.requester;
-        let may_go_on = || requester.route_table().may_request();
+        let may_go_on = || requester.may_request();
         match target {
             Target::NotMaster => Err(DmaFault::NotMaster),
             Target::OwnRegisters => Err(DmaFault::OwnRegisters),
@@ -223,7 +223,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
             if self.waited > LONGEST_PEER_REQUEST {
                 return Err(DmaFault::Peer(PeerError::TimedOut));
             }
-            if !requester.route_table().may_request() {
+            if !requester.may_request() {
                 return Err(DmaFault::NotMaster);
             }
             let step = part.take(part.len().min(MESSAGE_BYTES));
@@ -248,7 +248,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
             return Ok(());
         }
         let requester = self.requester;
-        let may_go_on = || requester.route_table().may_request();
+        let may_go_on = || requester.may_request();
         requester.client.carry_out(&mut requests, &may_go_on);
         let mut all: Result<(), DmaError> = Ok(());
         for (request, note) in requests.iter().zip(notes) {
@@ -298,7 +298,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
         let fair = transit.time_alone().saturating_mul(LINK_SHARES);
         self.link_limit = self.link_limit.saturating_add(fair);
         while let Some(left) = transit.next(requester.clock.now()) {
-            let cause = if !requester.route_table().may_request() {
+            let cause = if !requester.may_request() {
                 Some(DmaFault::NotMaster)
             } else if self.link_waited > self.link_limit {
                 Some(DmaFault::LinkBusy)
