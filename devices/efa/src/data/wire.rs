@@ -33,7 +33,7 @@ pub(super) trait Wire: Send + Sync {
     fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError>;
 
     /// Sends a request, with descriptors if there are any. The mailbox gets its answer, or the
-    /// reason why there is none.
+    /// reason for its absence.
     fn request(
         &self,
         to: Gid,

@@ -197,7 +197,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Detaches a counter from these events of a queue pair, all of which it must count.
+    /// Detaches a counter from these events of a queue pair. It must count all of them.
     pub fn detach_event_counter(
         &mut self,
         number: u16,
