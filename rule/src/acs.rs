@@ -21,6 +21,12 @@ const NAMES: [(u16, &str, &str); 7] = [
 ];
 
 impl AcsControl {
+    /// P2P request redirect: the port sends requests to peers up.
+    pub const REQUEST_REDIRECT: Self = Self(0x04);
+    /// P2P completion redirect: the port sends completions to peers up.
+    pub const COMPLETION_REDIRECT: Self = Self(0x08);
+    /// P2P egress control: a vector of ports decides.
+    pub const EGRESS_CONTROL: Self = Self(0x20);
     /// Request redirect, completion redirect, egress control: with any of them Linux assumes that
     /// requests do not go directly to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
     const REDIRECTING: u16 = 0x04 | 0x08 | 0x20;
@@ -42,6 +48,28 @@ impl AcsControl {
     /// Returns `true` if no bit is set.
     pub fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    /// Returns `true` if `bits` has a bit that is set here, too.
+    pub fn has_any(self, bits: Self) -> bool {
+        self.0 & bits.0 != 0
+    }
+
+    /// Returns the register without the bits that redirect.
+    pub fn without_redirection(self) -> Self {
+        Self(self.0 & !Self::REDIRECTING)
+    }
+
+    /// Reads bits as `lspci -vv` writes them: `SrcValid+ TransBlk- ReqRedir+`. Returns `None` if
+    /// `text` has none of their names.
+    pub fn from_lspci(text: &str) -> Option<Self> {
+        let known = text.split_ascii_whitespace().filter_map(|word| {
+            let is_set = word.ends_with('+');
+            let name = word.trim_end_matches(['+', '-']);
+            let (bit, ..) = NAMES.iter().find(|(.., known)| *known == name)?;
+            Some(if is_set { *bit } else { 0 })
+        });
+        known.reduce(|bits, bit| bits | bit).map(Self)
     }
 
     /// Returns the bits as `lspci -vv` writes them: `ReqRedir+ CmpltRedir+`.
@@ -77,6 +105,19 @@ mod tests {
             control.as_lspci(),
             "SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+"
         );
+    }
+
+    #[test]
+    fn bits_are_read_as_lspci_writes_them() {
+        let text =
+            "SrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-";
+        let control = AcsControl::from_lspci(text).unwrap();
+        assert_eq!(control, AcsControl(0x1d));
+        assert_eq!(control.without_redirection(), AcsControl(0x11));
+        assert!(control.has_any(AcsControl::COMPLETION_REDIRECT));
+        assert!(!control.has_any(AcsControl::EGRESS_CONTROL));
+        assert_eq!(AcsControl::from_lspci("SrcValid-"), Some(AcsControl(0)));
+        assert_eq!(AcsControl::from_lspci("nothing"), None);
     }
 
     #[test]

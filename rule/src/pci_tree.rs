@@ -157,6 +157,14 @@ impl PciTree {
         id
     }
 
+    /// Makes the kernel look up the host bridges called `name` by `known_by`.
+    pub fn set_known_by(&mut self, name: &str, known_by: Option<DeviceId>) {
+        let of_name = |bridge: &&mut HostBridge| bridge.name == name;
+        for bridge in self.host_bridges.iter_mut().filter(of_name) {
+            bridge.known_by = known_by;
+        }
+    }
+
     /// Replaces the ACS Control register of the function with this id.
     pub fn set_acs(&mut self, id: FunctionId, control: AcsControl) {
         if let Some(node) = self.functions.get_mut(id.0) {
@@ -195,6 +203,16 @@ impl PciTree {
 impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}:{:04x}", self.vendor, self.device)
+    }
+}
+
+impl PortType {
+    /// Returns `true` if it is a port of a root complex or a switch.
+    pub fn is_port(self) -> bool {
+        matches!(
+            self,
+            Self::RootPort | Self::UpstreamPort | Self::DownstreamPort
+        )
     }
 }
 

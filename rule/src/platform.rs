@@ -89,6 +89,24 @@ impl Release {
     /// The newest release that this crate has been compared with.
     pub const NEWEST: Self = Self { major: 7, minor: 3 };
 
+    /// Returns the later releases that this crate knows, the oldest first.
+    pub fn later(self) -> impl Iterator<Item = Self> {
+        let series = [(6, 19), (7, Self::NEWEST.minor)];
+        let all = series
+            .into_iter()
+            .flat_map(|(major, last)| (0..=last).map(move |minor| Self { major, minor }));
+        all.filter(move |release| *release > self)
+    }
+
+    /// Returns `true` if the kernel has the parameter `pci=config_acs=` (Linux
+    /// Documentation/admin-guide/kernel-parameters.txt).
+    pub fn has_config_acs(self) -> bool {
+        self >= Self {
+            major: 6,
+            minor: 11,
+        }
+    }
+
     /// Returns a warning for a kernel older than [`Self::OLDEST`] or newer than [`Self::NEWEST`],
     /// whose rule may differ.
     pub fn caveat(self) -> Option<String> {
