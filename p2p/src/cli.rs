@@ -1,0 +1,129 @@
+//! The command line of `peerbar-p2p`, which is also that of `peerbar p2p`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::address::Address;
+use crate::machine::{Function, Machine};
+use crate::text;
+
+/// Which devices to judge, and how to show the verdicts.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// The device that issues the DMA, and the device that owns the memory: an address, a name such
+    /// as `nvme0` or `mlx5_0`, or `gpu0` for the first GPU.
+    #[arg(num_args = 2, value_names = ["CLIENT", "PROVIDER"])]
+    pub pair: Vec<String>,
+    /// Read another machine from a file with pasted output of `lspci -vvv`, or one of --save; `-`
+    /// reads the input.
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// Save what is needed to repeat the verdict elsewhere, without serial numbers, MAC addresses
+    /// and the host's name.
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Include every function in the matrix, not only disks, GPUs, accelerators, network adapters,
+    /// and functions with a large BAR.
+    #[arg(long)]
+    pub all: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The user has asked for something impossible.
+    #[error("{0:#}")]
+    Usage(anyhow::Error),
+    /// A file cannot be read or written, or shows no machine.
+    #[error("{0:#}")]
+    Failed(#[from] anyhow::Error),
+}
+
+impl CliError {
+    /// Returns the exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+        }
+    }
+}
+
+/// Returns the answer to the question of `options`, as text or JSON.
+///
+/// # Errors
+///
+/// The source cannot be read, or has no such device.
+pub fn answer(options: &Options) -> Result<String, CliError> {
+    let machine = machine(options.from.as_deref())?;
+    if let Some(file) = &options.save {
+        let json = json(&machine)?;
+        fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    match options.pair.as_slice() {
+        [client, provider] => {
+            let pair = find(&machine, client, provider).map_err(CliError::Usage)?;
+            Ok(both_directions(&machine, pair, options.json)?)
+        }
+        _ => {
+            let matrix = machine.matrix(options.all);
+            Ok(if options.json {
+                json(&matrix)?
+            } else {
+                text::matrix(&machine, &matrix)
+            })
+        }
+    }
+}
+
+fn machine(from: Option<&Path>) -> Result<Machine> {
+    let Some(file) = from else {
+        return Ok(Machine::here()?);
+    };
+    let mut bytes = Vec::new();
+    let read = if file == Path::new("-") {
+        io::stdin().lock().read_to_end(&mut bytes).map(|_| ())
+    } else {
+        fs::read(file).map(|read| bytes = read)
+    };
+    read.with_context(|| format!("cannot read {}", file.display()))?;
+    Machine::read(&String::from_utf8_lossy(&bytes))
+        .with_context(|| format!("cannot read a machine from {}", file.display()))
+}
+
+fn find(machine: &Machine, client: &str, provider: &str) -> Result<(Address, Address)> {
+    let pair = (machine.find(client)?, machine.find(provider)?);
+    if pair.0 == pair.1 {
+        bail!("`{client}` and `{provider}` are the same device: name two");
+    }
+    Ok(pair)
+}
+
+/// Returns the verdicts on DMA of the first device to memory of the second, and on the reverse if
+/// the first has memory for peers.
+fn both_directions(
+    machine: &Machine,
+    (client, provider): (Address, Address),
+    as_json: bool,
+) -> Result<String> {
+    let mut pairs = vec![machine.pair(client, provider)];
+    if machine.function(client).is_some_and(Function::is_provider) {
+        pairs.push(machine.pair(provider, client));
+    }
+    if as_json {
+        return json(&pairs);
+    }
+    let texts: Vec<String> = pairs.iter().map(|pair| text::pair(machine, pair)).collect();
+    Ok(texts.join("\n"))
+}
+
+fn json(value: &impl serde::Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}

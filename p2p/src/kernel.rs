@@ -1,0 +1,274 @@
+//! The kernel's decision on a pair, as far as the machine is known.
+//!
+//! Facts that the machine does not tell are tried both ways. If they make no difference, the verdict
+//! is certain; otherwise it names them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use peerbar_rule::{AcsControl, Cpu, Decision, DeviceId, MapType, Platform, Vendor, decide};
+use serde::Serialize;
+
+use crate::address::Address;
+use crate::machine::{Acs, Iommu, Kind, Machine};
+use crate::tree::{Tree, is_host_bridge_known, root_bus_name};
+
+/// The kernel's verdict on a pair.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelVerdict {
+    /// The outcome if none of the unknown facts holds.
+    pub(crate) first: Outcome,
+    /// The other possible outcomes.
+    pub(crate) others: Vec<Outcome>,
+    /// The tree of their decisions.
+    pub(crate) tree: Tree,
+}
+
+/// One outcome, and when it holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// Facts that must be true for it.
+    pub(crate) assumptions: Vec<Assumption>,
+    /// The rule's decision.
+    pub(crate) decision: Decision,
+    /// The way of the memory.
+    pub(crate) way: Way,
+}
+
+/// The way of a transfer, without the form of the address, which the IOMMU's mode decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Refused: `PCI_P2PDMA_MAP_NOT_SUPPORTED`.
+    NotSupported,
+    /// Through the host bridge: `PCI_P2PDMA_MAP_THRU_HOST_BRIDGE`.
+    ThroughHostBridge,
+    /// Direct, by bus address: `PCI_P2PDMA_MAP_BUS_ADDR`.
+    BusAddress,
+}
+
+/// A fact that the machine does not tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Assumption {
+    /// ACS redirects at one of these ports.
+    Redirected(Vec<Address>),
+    /// The processor is an AMD Zen or later.
+    Trusted,
+    /// The kernel's list has the host bridges of these root buses.
+    Listed(Vec<String>),
+}
+
+impl From<MapType> for Way {
+    fn from(map_type: MapType) -> Self {
+        match map_type {
+            MapType::NotSupported => Self::NotSupported,
+            MapType::BusAddress => Self::BusAddress,
+            MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => {
+                Self::ThroughHostBridge
+            }
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NotSupported => "not supported",
+            Self::ThroughHostBridge => "through the host bridge",
+            Self::BusAddress => "bus address",
+        })
+    }
+}
+
+impl Way {
+    /// Returns the word in a table.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::NotSupported => "no",
+            Self::ThroughHostBridge => "host",
+            Self::BusAddress => "bus",
+        }
+    }
+}
+
+impl fmt::Display for Assumption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Redirected(ports) => {
+                let ports: Vec<String> = ports.iter().map(Address::to_string).collect();
+                write!(f, "ACS redirects at {}", ports.join(" or "))
+            }
+            Self::Trusted => f.write_str("the processor is an AMD Zen or later"),
+            Self::Listed(buses) => write!(
+                f,
+                "the kernel's list has the host bridge of {}",
+                buses.join(" and ")
+            ),
+        }
+    }
+}
+
+/// Processors of both kinds.
+const ZEN: Cpu = Cpu {
+    vendor: Vendor::Amd,
+    family: 0x17,
+};
+const NOT_TRUSTED: Cpu = Cpu {
+    vendor: Vendor::Other,
+    family: 0,
+};
+/// A host bridge on every release's list.
+const LISTED: DeviceId = DeviceId {
+    vendor: 0x8086,
+    device: 0x09a2,
+};
+
+/// Decides how `client` may reach the memory of `provider`. Returns `None` if the machine does not
+/// show the bridges above one of them.
+pub(crate) fn verdict(
+    machine: &Machine,
+    client: Address,
+    provider: Address,
+) -> Option<KernelVerdict> {
+    let unknown = unknown(machine, client, provider);
+    let decision = decide_if(machine, &[], client, provider)?;
+    let first = Outcome {
+        assumptions: Vec::new(),
+        way: decision.verdict.into(),
+        decision,
+    };
+    let mut others: Vec<Outcome> = Vec::new();
+    // Every combination of the unknown facts, those with fewer of them first.
+    let mut worlds: Vec<u32> = (1..1 << unknown.len()).collect();
+    worlds.sort_by_key(|world| world.count_ones());
+    for world in worlds {
+        let is_assumed = |at: usize| world >> at & 1 != 0;
+        let assumptions = (0..).zip(&unknown).filter(|(at, _)| is_assumed(*at));
+        let assumptions: Vec<Assumption> = assumptions.map(|(_, fact)| fact.clone()).collect();
+        let decision = decide_if(machine, &assumptions, client, provider)?;
+        let way = decision.verdict.into();
+        if others
+            .iter()
+            .chain([&first])
+            .all(|outcome| outcome.way != way)
+        {
+            others.push(Outcome {
+                assumptions,
+                decision,
+                way,
+            });
+        }
+    }
+    Some(KernelVerdict {
+        first,
+        others,
+        tree: Tree::of(machine),
+    })
+}
+
+/// Returns the decision if `assumptions` hold, and none of the other unknown facts does.
+fn decide_if(
+    machine: &Machine,
+    assumptions: &[Assumption],
+    client: Address,
+    provider: Address,
+) -> Option<Decision> {
+    let mut tree = Tree::of(machine);
+    let mut cpu = machine.host.cpu.unwrap_or(NOT_TRUSTED);
+    for assumption in assumptions {
+        match assumption {
+            Assumption::Redirected(ports) => {
+                for id in ports
+                    .iter()
+                    .filter_map(|port| tree.id(*port))
+                    .collect::<Vec<_>>()
+                {
+                    tree.tree.set_acs(id, AcsControl::REQUEST_REDIRECT);
+                }
+            }
+            Assumption::Trusted => cpu = ZEN,
+            Assumption::Listed(buses) => tree.list_host_bridges(buses, LISTED),
+        }
+    }
+    let iommu = machine
+        .function(client)
+        .and_then(|function| function.iommu)
+        .or(machine.host.iommu);
+    let platform = Platform {
+        cpu,
+        translates: iommu == Some(Iommu::Translates),
+        kernel: machine.release(),
+    };
+    decide(&tree.tree, &platform, tree.id(provider)?, tree.id(client)?)
+}
+
+/// Returns the facts that the machine does not tell and on which the pair's decision may depend.
+fn unknown(machine: &Machine, client: Address, provider: Address) -> Vec<Assumption> {
+    let mut unknown = Vec::new();
+    let ports = unknown_ports(machine, client, provider);
+    if !ports.is_empty() {
+        unknown.push(Assumption::Redirected(ports));
+    }
+    if machine.host.cpu.is_none() {
+        unknown.push(Assumption::Trusted);
+    }
+    let buses = [client, provider]
+        .into_iter()
+        .filter_map(|address| machine.root_bus(address));
+    let buses = buses.filter(|bus| !is_host_bridge_known(machine, *bus));
+    let buses: BTreeSet<String> = buses.map(root_bus_name).collect();
+    if !buses.is_empty() {
+        unknown.push(Assumption::Listed(buses.into_iter().collect()));
+    }
+    unknown
+}
+
+/// Returns the functions on both ways up to their common bridge, that bridge included, whose ACS is
+/// unknown.
+pub(crate) fn unknown_ports(machine: &Machine, client: Address, provider: Address) -> Vec<Address> {
+    let way = |address: Address| {
+        let mut way = machine.bridges_above(address).0;
+        way.insert(0, address);
+        way
+    };
+    let (of_client, of_provider) = (way(client), way(provider));
+    let Some(common) = of_client.iter().find(|bridge| of_provider.contains(bridge)) else {
+        return Vec::new();
+    };
+    let up_to_common = |way: &[Address]| -> Vec<Address> {
+        let below = way.iter().position(|bridge| bridge == common);
+        way.get(..=below.unwrap_or_default())
+            .unwrap_or_default()
+            .to_vec()
+    };
+    let mut ports = up_to_common(&of_client);
+    ports.extend(up_to_common(&of_provider));
+    ports.sort();
+    ports.dedup();
+    ports.retain(|address| may_have_acs(machine, *address));
+    ports
+}
+
+/// Returns `true` if the function's ACS is unknown, and its kind may have it: bridges, and the
+/// functions of a device with several of them (PCIe Base 6.0, 6.12.1).
+fn may_have_acs(machine: &Machine, address: Address) -> bool {
+    let Some(function) = machine
+        .function(address)
+        .filter(|function| function.acs == Acs::Unknown)
+    else {
+        return false;
+    };
+    let device = |at: &Address| (at.domain, at.bus, at.device);
+    let functions = machine
+        .functions
+        .keys()
+        .filter(|other| device(other) == device(&address));
+    function.kind() == Kind::Bridge || functions.count() > 1
+}
+
+impl KernelVerdict {
+    /// Returns the way if it is certain.
+    pub(crate) fn certain(&self) -> Option<Way> {
+        self.others.is_empty().then_some(self.first.way)
+    }
+}

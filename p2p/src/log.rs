@@ -1,0 +1,307 @@
+//! Reads what a paste tells outside of `lspci`'s output: processor, kernel, command line, and the
+//! kernel's log lines about peer-to-peer DMA.
+
+use peerbar_rule::{AcsControl, Cpu, DeviceId, Vendor};
+
+use crate::address::Address;
+use crate::machine::{Acs, Host, Iommu, Machine, Statement};
+
+/// Reads every line of `text` into `machine`.
+pub(crate) fn read(text: &str, machine: &mut Machine) {
+    let mut cpu = CpuLines::default();
+    for line in text.lines() {
+        let line = line.trim_start_matches([' ', '\t', '>', '|']).trim_end();
+        // The system log puts the host's name before this.
+        let line = line.rsplit(" kernel: ").next().unwrap_or(line);
+        cpu.take(line);
+        host(&mut machine.host, line);
+        if let Some(statement) = statement(line) {
+            machine.statements.push(statement);
+        }
+        redirecting_ports(machine, line);
+    }
+    machine.host.cpu = cpu.cpu().or(machine.host.cpu);
+    machine.host.cpu_name = cpu.name.or(machine.host.cpu_name.take());
+}
+
+/// The processor, from lines of `lscpu`, /proc/cpuinfo or the kernel's log.
+#[derive(Default)]
+struct CpuLines {
+    vendor: Option<Vendor>,
+    family: Option<u32>,
+    name: Option<String>,
+}
+
+impl CpuLines {
+    fn take(&mut self, line: &str) {
+        if let Some((key, value)) = line.split_once(':') {
+            let value = value.trim();
+            match key.trim().to_ascii_lowercase().as_str() {
+                "vendor_id" | "vendor id" => self.vendor = Some(Vendor::from_id(value)),
+                "cpu family" => self.family = value.parse().ok(),
+                "model name" => self.name = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        // smpboot: CPU0: AMD EPYC 7763 64-Core Processor (family: 0x19, model: 0x1, stepping: 0x1)
+        if let Some((_, rest)) = line.split_once("CPU0: ") {
+            let Some((name, family)) = rest.split_once(" (family: 0x") else {
+                return;
+            };
+            self.family = family
+                .split(',')
+                .next()
+                .and_then(|text| u32::from_str_radix(text, 16).ok());
+            self.name = Some(name.to_owned());
+        }
+    }
+
+    fn cpu(&self) -> Option<Cpu> {
+        let by_name = |name: &String| match name.as_str() {
+            name if name.starts_with("AMD") => Some(Vendor::Amd),
+            name if name.contains("Intel") => Some(Vendor::Intel),
+            _ => None,
+        };
+        let vendor = self
+            .vendor
+            .or_else(|| self.name.as_ref().and_then(by_name))?;
+        let family = match (vendor, self.family) {
+            (_, Some(family)) => family,
+            // Of the names, only AMD's family decides.
+            (Vendor::Amd, None) => zen_by_name(self.name.as_deref()?)?,
+            (_, None) => 6,
+        };
+        Some(Cpu { vendor, family })
+    }
+}
+
+/// Returns a family of the Zen processors if `name` is one of theirs.
+fn zen_by_name(name: &str) -> Option<u32> {
+    const SERIES: [&str; 3] = ["EPYC", "Ryzen", "Threadripper"];
+    SERIES
+        .iter()
+        .any(|series| name.contains(series))
+        .then_some(0x17)
+}
+
+/// Reads the release, the command line, the configuration and the IOMMU's mode.
+fn host(host: &mut Host, line: &str) {
+    if let Some(release) = release(line) {
+        host.release = Some(release.to_owned());
+    }
+    let command_line = line
+        .split_once("Command line: ")
+        .map(|(_, rest)| rest)
+        .or_else(|| line.starts_with("BOOT_IMAGE=").then_some(line));
+    if let Some(command_line) = command_line {
+        host.set_command_line(command_line);
+    }
+    match line {
+        "CONFIG_PCI_P2PDMA=y" => host.has_p2pdma = Some(true),
+        "# CONFIG_PCI_P2PDMA is not set" => host.has_p2pdma = Some(false),
+        _ => {}
+    }
+    if line.contains("iommu: Default domain type: Translated") {
+        host.iommu = Some(Iommu::Translates);
+    } else if line.contains("iommu: Default domain type: Passthrough") {
+        host.iommu = Some(Iommu::PassThrough);
+    }
+    if let Some((_, name)) = line.split_once("Hypervisor vendor:") {
+        host.hypervisor = Some(name.trim().to_owned());
+    }
+}
+
+impl Host {
+    /// Takes a command line: the parameters that concern PCI and the IOMMU. Others may name disks
+    /// and hosts.
+    pub(crate) fn set_command_line(&mut self, command_line: &str) {
+        let concerns = |word: &&str| word.contains("iommu") || word.starts_with("pci=");
+        let words: Vec<&str> = command_line
+            .split_ascii_whitespace()
+            .filter(concerns)
+            .collect();
+        self.iommu = iommu_of(command_line).or(self.iommu);
+        self.command_line = Some(words.join(" "));
+    }
+}
+
+/// Returns the mode that a kernel command line asks for, if it does.
+fn iommu_of(command_line: &str) -> Option<Iommu> {
+    command_line
+        .split_ascii_whitespace()
+        .rev()
+        .find_map(|word| match word {
+            "iommu=pt" | "iommu.passthrough=1" => Some(Iommu::PassThrough),
+            "iommu=off" | "intel_iommu=off" | "amd_iommu=off" => Some(Iommu::Off),
+            "iommu.passthrough=0" | "iommu=nopt" => Some(Iommu::Translates),
+            _ => None,
+        })
+}
+
+/// Returns the release in the output of `uname -a` or the kernel's first log line.
+fn release(line: &str) -> Option<&str> {
+    let version = line.split_once("Linux version ").map(|(_, rest)| rest);
+    let uname = || {
+        let (_, rest) = line.strip_prefix("Linux ")?.split_once(' ')?;
+        rest.contains(" GNU/Linux").then_some(rest)
+    };
+    version.or_else(uname)?.split(' ').next()
+}
+
+/// Reads one of the kernel's messages (Linux drivers/pci/p2pdma.c, `calc_map_type_and_dist_warn`;
+/// drivers/iommu/intel/dmar.c; drivers/iommu/amd/iommu.c).
+fn statement(line: &str) -> Option<Statement> {
+    if line.contains("cannot be used for peer-to-peer DMA") {
+        let (client, provider) = pair(line)?;
+        let line = line.to_owned();
+        return Some(Statement::Refused {
+            client,
+            provider,
+            line,
+        });
+    }
+    if line.contains("ACS redirect is set between the client and provider") {
+        let (client, provider) = pair(line)?;
+        let line = line.to_owned();
+        return Some(Statement::Redirected {
+            client,
+            provider,
+            line,
+        });
+    }
+    if let Some((_, id)) = line.split_once("Host bridge not in P2PDMA whitelist: ") {
+        let id = device_id(id.split(' ').next()?)?;
+        let line = line.to_owned();
+        return Some(Statement::NotListed { id, line });
+    }
+    iommu_fault(line)
+}
+
+/// Returns client and provider of a message: `nvme 0000:02:00.0: … (0000:01:00.0) …`.
+fn pair(line: &str) -> Option<(Address, Address)> {
+    let client = line
+        .split(' ')
+        .find_map(|word| word.strip_suffix(':')?.parse().ok())?;
+    let in_parentheses = |word: &str| word.split('(').nth(1)?.split(')').next()?.parse().ok();
+    Some((client, line.split(' ').find_map(in_parentheses)?))
+}
+
+fn device_id(text: &str) -> Option<DeviceId> {
+    let (vendor, device) = text.split_once(':')?;
+    let number = |text| u16::from_str_radix(text, 16).ok();
+    Some(DeviceId {
+        vendor: number(vendor)?,
+        device: number(device)?,
+    })
+}
+
+/// Reads `DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr …` and
+/// `AMD-Vi: Event logged [IO_PAGE_FAULT device=3b:00.0 …`.
+fn iommu_fault(line: &str) -> Option<Statement> {
+    let client = if line.contains("DMAR:") && line.contains("fault addr") {
+        line.split_once("evice [")?.1.split(']').next()?
+    } else if line.contains("IO_PAGE_FAULT") {
+        let device = line.split_once("device=").map(|(_, rest)| rest);
+        let word = |word: &&str| {
+            word.strip_suffix(':')
+                .is_some_and(|word| word.parse::<Address>().is_ok())
+        };
+        let named = || {
+            line.split(' ')
+                .find(word)
+                .and_then(|word| word.strip_suffix(':'))
+        };
+        device
+            .and_then(|rest| rest.split([' ', ']']).next())
+            .or_else(named)?
+    } else {
+        return None;
+    };
+    let client = client.parse().ok()?;
+    let line = line.to_owned();
+    Some(Statement::IommuFault { client, line })
+}
+
+/// Takes the ports that redirect from the kernel's advice: "to disable ACS redirect for this path,
+/// add the kernel parameter: pci=disable_acs_redir=0000:40:01.0;0000:40:02.0".
+fn redirecting_ports(machine: &mut Machine, line: &str) {
+    let Some((_, ports)) = line.split_once("add the kernel parameter: pci=disable_acs_redir=")
+    else {
+        return;
+    };
+    for port in ports.split([';', ' ']).filter_map(|port| port.parse().ok()) {
+        let function = machine.functions.entry(port).or_default();
+        if function.acs == Acs::Unknown {
+            function.acs = Acs::Control(AcsControl::REQUEST_REDIRECT);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Machine {
+        let mut machine = Machine::default();
+        super::read(text, &mut machine);
+        machine
+    }
+
+    #[test]
+    fn processor_is_read_from_each_source() {
+        let zen3 = Some(Cpu {
+            vendor: Vendor::Amd,
+            family: 0x19,
+        });
+        let texts = [
+            "Vendor ID:   AuthenticAMD\n  Model name: AMD EPYC 7763 64-Core Processor\n    CPU family: 25\n",
+            "vendor_id\t: AuthenticAMD\ncpu family\t: 25\n",
+            "[    0.5] smpboot: CPU0: AMD EPYC 7763 64-Core Processor (family: 0x19, model: 0x1, stepping: 0x1)\n",
+        ];
+        for text in texts {
+            assert_eq!(read(text).host.cpu, zen3, "{text}");
+        }
+        let zen = Cpu {
+            vendor: Vendor::Amd,
+            family: 0x17,
+        };
+        assert_eq!(read("Model name: AMD Ryzen 9 5950X\n").host.cpu, Some(zen));
+        assert_eq!(read("Model name: AMD Opteron 6274\n").host.cpu, None);
+    }
+
+    #[test]
+    fn kernel_is_read_from_uname_and_log() {
+        for text in [
+            "Linux box 6.8.0-45-generic #45-Ubuntu SMP x86_64 GNU/Linux",
+            "[    0.000000] Linux version 6.8.0-45-generic (buildd@lcy02) (gcc)",
+        ] {
+            assert_eq!(read(text).host.release.as_deref(), Some("6.8.0-45-generic"));
+        }
+        let line = "[    0.000000] Command line: BOOT_IMAGE=/vmlinuz root=/dev/sda2 intel_iommu=on iommu=pt";
+        assert_eq!(read(line).host.iommu, Some(Iommu::PassThrough));
+    }
+
+    #[test]
+    fn kernel_messages_are_statements_about_a_pair() {
+        let text = "\
+[ 11.2] nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not share an upstream bridge or whitelisted host bridge
+[ 11.2] nvme 0000:02:00.0: ACS redirect is set between the client and provider (0000:01:00.0)
+[ 11.2] nvme 0000:02:00.0: to disable ACS redirect for this path, add the kernel parameter: pci=disable_acs_redir=0000:00:01.0;0000:00:02.0
+[ 11.3] pci 0000:00:00.0: Host bridge not in P2PDMA whitelist: 8086:29c0
+[ 12.0] DMAR: [DMA Read NO_PASID] Request device [02:00.0] fault addr 0x38000000 [fault reason 0x06]
+[ 12.1] AMD-Vi: Event logged [IO_PAGE_FAULT device=02:00.0 domain=0x0010 address=0x0 flags=0x0020]
+[ 12.2] nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0010 address=0x0 flags=0x0020]
+";
+        let machine = read(text);
+        let client: Address = "02:00.0".parse().unwrap();
+        let of_client = |statement: &&Statement| match statement {
+            Statement::Refused { client: at, .. }
+            | Statement::Redirected { client: at, .. }
+            | Statement::IommuFault { client: at, .. } => *at == client,
+            Statement::NotListed { id, .. } => id.device == 0x29c0,
+        };
+        assert_eq!(machine.statements.iter().filter(of_client).count(), 6);
+        let ports: Vec<String> = machine.functions.keys().map(Address::to_string).collect();
+        assert_eq!(ports, ["0000:00:01.0", "0000:00:02.0"]);
+    }
+}

@@ -1,0 +1,364 @@
+//! What is known of a machine: its PCI functions, processor, kernel and IOMMU.
+//!
+//! Everything except a function's address may be unknown, because a text may not show it. `None`
+//! means that the source does not tell; where a fact can be absent, its type says so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use peerbar_rule::{AcsControl, Cpu, DeviceId, PortType, Release};
+use serde::{Deserialize, Serialize};
+
+use crate::address::Address;
+
+/// A machine, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    /// Its PCI functions.
+    pub functions: BTreeMap<Address, Function>,
+    /// Processor, kernel and IOMMU.
+    pub host: Host,
+    /// The source lists every function. If not, a function that is missing is unknown, not absent.
+    pub is_complete: bool,
+    /// The source's own statements about pairs, such as the kernel's log lines.
+    pub statements: Vec<Statement>,
+    /// What the source lacks, as sentences.
+    pub gaps: Vec<String>,
+}
+
+/// Processor, kernel and IOMMU of a machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Host {
+    /// The processor, as CPUID describes it.
+    pub cpu: Option<Cpu>,
+    /// The processor's name.
+    pub cpu_name: Option<String>,
+    /// The processor may be any of AMD's Zen families: a host bridge shows it, CPUID was not seen.
+    pub is_zen_by_host_bridge: bool,
+    /// The kernel's release, `uname -r`.
+    pub release: Option<String>,
+    /// The parameters of the kernel's command line that concern PCI and the IOMMU.
+    pub command_line: Option<String>,
+    /// The default mode of the IOMMU.
+    pub iommu: Option<Iommu>,
+    /// The kernel's `CONFIG_PCI_P2PDMA`.
+    pub has_p2pdma: Option<bool>,
+    /// The hypervisor in which this machine is a guest, if it shows one.
+    pub hypervisor: Option<String>,
+}
+
+/// What the IOMMU does with a device's DMA (Linux,
+/// Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Iommu {
+    /// There is none, or it is off.
+    Off,
+    /// It passes addresses on as they are: `identity`.
+    PassThrough,
+    /// It translates: `DMA`, `DMA-FQ`.
+    Translates,
+}
+
+/// A PCI function, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Function {
+    /// The port or bridge above it.
+    pub place: Place,
+    /// Vendor and device ID.
+    pub id: Option<DeviceId>,
+    /// Base class and subclass, such as 0x0302.
+    pub class: Option<u16>,
+    /// Vendor and device in words.
+    pub description: String,
+    /// Device or port type of its PCIe capability.
+    pub port_type: Option<PortType>,
+    /// First and last bus below a bridge.
+    pub buses: Option<(u8, u8)>,
+    /// Access Control Services.
+    pub acs: Acs,
+    /// Its memory BARs.
+    pub bars: Vec<Bar>,
+    /// COMMAND, Memory Space Enable.
+    pub decodes_memory: Option<bool>,
+    /// COMMAND, Bus Master Enable.
+    pub masters_bus: Option<bool>,
+    /// Its link to the port above it; for a port, the link below it.
+    pub link: Option<Link>,
+    /// Max Payload Size in bytes.
+    pub max_payload: Option<u16>,
+    /// Device Control, Enable Relaxed Ordering.
+    pub relaxed_ordering: Option<bool>,
+    /// NUMA node.
+    pub numa_node: Option<u16>,
+    /// IOMMU group.
+    pub iommu_group: Option<u32>,
+    /// The mode of its IOMMU group.
+    pub iommu: Option<Iommu>,
+    /// Its driver.
+    pub driver: Option<String>,
+    /// Names of its devices in the kernel: `nvme0`, `renderD128`, `mlx5_0`.
+    pub names: Vec<String>,
+    /// It publishes memory for peer-to-peer DMA (sysfs, `p2pmem`).
+    pub p2pmem: Option<bool>,
+}
+
+/// The place at which a function is attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// On a root bus.
+    RootBus,
+    /// On the bus below this bridge.
+    Below(Address),
+    /// The source does not show the bridge above it.
+    #[default]
+    Unknown,
+}
+
+/// Access Control Services of a function (PCIe Base 6.0, 7.7.11).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Acs {
+    /// The source does not show the function's extended configuration space.
+    #[default]
+    Unknown,
+    /// The function has no such capability.
+    Absent,
+    /// Its control register.
+    Control(AcsControl),
+}
+
+/// A memory BAR.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bar {
+    /// Number, 0 to 5.
+    pub index: u8,
+    /// Address on the bus, or `None` if it has none.
+    pub address: Option<u64>,
+    /// Size in bytes, or `None` if the source does not tell.
+    pub size: Option<u64>,
+    /// It has a 64-bit address.
+    pub is_64_bit: bool,
+    /// It is prefetchable.
+    pub is_prefetchable: bool,
+    /// The largest size that Resizable BAR offers, in bytes.
+    pub largest: Option<u64>,
+}
+
+/// A link's speed and width, now and at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    /// Speed in GT/s.
+    pub speed: Option<f32>,
+    /// Lanes.
+    pub width: Option<u8>,
+    /// The highest speed in GT/s.
+    pub max_speed: Option<f32>,
+    /// The highest number of lanes.
+    pub max_width: Option<u8>,
+}
+
+/// A statement of the kernel about a pair or a host bridge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Statement {
+    /// "cannot be used for peer-to-peer DMA": the map type is "not supported".
+    Refused {
+        /// The client.
+        client: Address,
+        /// The provider.
+        provider: Address,
+        /// The line.
+        line: String,
+    },
+    /// "ACS redirect is set between the client and provider".
+    Redirected {
+        /// The client.
+        client: Address,
+        /// The provider.
+        provider: Address,
+        /// The line.
+        line: String,
+    },
+    /// "Host bridge not in P2PDMA whitelist".
+    NotListed {
+        /// The host bridge's ID.
+        id: DeviceId,
+        /// The line.
+        line: String,
+    },
+    /// A fault that an IOMMU reported for a device's DMA.
+    IommuFault {
+        /// The device that issued the DMA.
+        client: Address,
+        /// The line.
+        line: String,
+    },
+}
+
+/// The kind of a device, by its class code and its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// An NVMe controller.
+    Nvme,
+    /// A display or 3D controller.
+    Gpu,
+    /// A processing accelerator.
+    Accelerator,
+    /// A network or RDMA adapter.
+    Nic,
+    /// Any other function with memory for peers.
+    Memory,
+    /// A bridge or port.
+    Bridge,
+    /// Anything else.
+    Other,
+}
+
+/// The least size, in bytes, of a BAR that makes its function a provider.
+const PROVIDER_BAR: u64 = 16 << 20;
+
+impl Function {
+    /// Returns its kind.
+    pub fn kind(&self) -> Kind {
+        match self.class {
+            Some(0x0108) => Kind::Nvme,
+            Some(0x0300 | 0x0302 | 0x0380) if self.is_management_display() => Kind::Other,
+            Some(0x0300 | 0x0302 | 0x0380) => Kind::Gpu,
+            Some(0x1200 | 0x0b40) => Kind::Accelerator,
+            Some(class) if class >> 8 == 0x02 => Kind::Nic,
+            Some(class) if class >> 8 == 0x06 => Kind::Bridge,
+            _ if self.provider_bar().is_some() => Kind::Memory,
+            _ => Kind::Other,
+        }
+    }
+
+    /// Returns `true` for the display of a server's management controller, which no program computes
+    /// on: ASPEED's and Matrox's.
+    fn is_management_display(&self) -> bool {
+        let by_id = self
+            .id
+            .is_some_and(|id| [0x1a03, 0x102b].contains(&id.vendor));
+        by_id
+            || ["ASPEED", "Matrox"]
+                .iter()
+                .any(|vendor| self.description.starts_with(vendor))
+    }
+
+    /// Returns the largest BAR that can hold memory for peers: 64-bit, prefetchable, 16 MiB or
+    /// more.
+    pub fn provider_bar(&self) -> Option<&Bar> {
+        let holds = |bar: &&Bar| {
+            bar.is_64_bit
+                && bar.is_prefetchable
+                && bar.size.is_some_and(|size| size >= PROVIDER_BAR)
+        };
+        self.bars.iter().filter(holds).max_by_key(|bar| bar.size)
+    }
+
+    /// Returns `true` if it offers memory to peers: it publishes p2pmem, has a BAR for that, or is
+    /// a GPU whose BARs are unknown.
+    pub fn is_provider(&self) -> bool {
+        let is_gpu = matches!(self.kind(), Kind::Gpu | Kind::Accelerator);
+        self.p2pmem == Some(true)
+            || self.provider_bar().is_some()
+            || is_gpu && self.bars.iter().all(|bar| bar.size.is_none())
+    }
+
+    /// Returns `true` if a matrix lists it: every device of interest, or every function except
+    /// bridges if `all` is set.
+    pub(crate) fn is_listed(&self, all: bool) -> bool {
+        self.is_of_interest() || all && self.kind() != Kind::Bridge
+    }
+
+    /// Returns `true` if it is a disk, a GPU, an accelerator, a network adapter, or has memory for
+    /// peers.
+    pub fn is_of_interest(&self) -> bool {
+        !matches!(self.kind(), Kind::Bridge | Kind::Other)
+    }
+}
+
+impl Machine {
+    /// Returns the function at `address`.
+    pub fn function(&self, address: Address) -> Option<&Function> {
+        self.functions.get(&address)
+    }
+
+    /// Returns the bridges above `address`, the nearest first, and whether the last of them is on a
+    /// root bus.
+    pub fn bridges_above(&self, address: Address) -> (Vec<Address>, bool) {
+        let mut bridges = Vec::new();
+        let mut at = address;
+        loop {
+            match self.function(at).map(|function| function.place) {
+                // A loop in a made-up text must end.
+                Some(Place::Below(bridge)) if !bridges.contains(&bridge) => {
+                    bridges.push(bridge);
+                    at = bridge;
+                }
+                Some(Place::RootBus) => return (bridges, true),
+                _ => return (bridges, false),
+            }
+        }
+    }
+
+    /// Returns domain and number of the root bus above `address`, if it is known.
+    pub fn root_bus(&self, address: Address) -> Option<(u32, u8)> {
+        let (bridges, is_whole) = self.bridges_above(address);
+        let top = bridges.last().copied().unwrap_or(address);
+        is_whole.then_some((top.domain, top.bus))
+    }
+
+    /// Returns the functions on a root bus, in the order of their addresses.
+    pub fn on_root_bus(
+        &self,
+        (domain, bus): (u32, u8),
+    ) -> impl Iterator<Item = (&Address, &Function)> {
+        self.functions.iter().filter(move |(address, function)| {
+            (address.domain, address.bus) == (domain, bus) && function.place == Place::RootBus
+        })
+    }
+
+    /// Returns the kernel's release, or the newest that the rule knows.
+    pub fn release(&self) -> Release {
+        let known = self.host.release.as_deref().and_then(Release::parse);
+        known.unwrap_or(Release::NEWEST)
+    }
+
+    /// Fills in where functions are attached, from the bus numbers of bridges.
+    pub(crate) fn attach_by_bus_numbers(&mut self) {
+        let mut bridges = BTreeMap::new();
+        let mut root_buses = BTreeSet::new();
+        for (address, function) in &self.functions {
+            let bus = (address.domain, address.bus);
+            if address.bus == 0 || function.is_on_a_root_bus() {
+                root_buses.insert(bus);
+            }
+            // Firmware that has not numbered a bridge's buses leaves zeros.
+            if let Some((first, _)) = function.buses.filter(|(first, _)| *first > address.bus) {
+                bridges.insert((address.domain, first), *address);
+            }
+        }
+        for (address, function) in &mut self.functions {
+            let bus = (address.domain, address.bus);
+            function.place = match bridges.get(&bus) {
+                Some(bridge) => Place::Below(*bridge),
+                None if root_buses.contains(&bus) => Place::RootBus,
+                None => Place::Unknown,
+            };
+        }
+    }
+}
+
+impl Function {
+    /// Returns `true` if its kind exists on root buses only.
+    fn is_on_a_root_bus(&self) -> bool {
+        let kinds = [PortType::RootPort, PortType::IntegratedEndpoint];
+        self.class == Some(0x0600) || self.port_type.is_some_and(|kind| kinds.contains(&kind))
+    }
+}

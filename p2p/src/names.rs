@@ -1,0 +1,184 @@
+//! Names in `lspci`'s output that stand for numbers, for outputs without `-nn`.
+
+use peerbar_rule::{Cpu, DeviceId, Vendor};
+
+/// Names of the PCI ID list for classes that matter here, and their numbers.
+const CLASSES: [(&str, u16); 21] = [
+    ("Non-Volatile memory controller", 0x0108),
+    ("VGA compatible controller", 0x0300),
+    ("3D controller", 0x0302),
+    ("Display controller", 0x0380),
+    ("Processing accelerators", 0x1200),
+    ("Co-processor", 0x0b40),
+    ("Ethernet controller", 0x0200),
+    ("Network controller", 0x0280),
+    ("Infiniband controller", 0x0207),
+    ("Fabric controller", 0x0208),
+    ("Host bridge", 0x0600),
+    ("ISA bridge", 0x0601),
+    ("PCI bridge", 0x0604),
+    ("Bridge", 0x0680),
+    ("RAID bus controller", 0x0104),
+    ("SATA controller", 0x0106),
+    ("Serial Attached SCSI controller", 0x0107),
+    ("USB controller", 0x0c03),
+    ("SMBus", 0x0c05),
+    ("Audio device", 0x0403),
+    ("System peripheral", 0x0880),
+];
+
+/// Returns the class code with this name.
+pub(crate) fn class(name: &str) -> Option<u16> {
+    let found = CLASSES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, class)| *class)
+}
+
+/// Names, by their ends, of host bridges on the kernel's list.
+const LISTED: [(&str, u16); 10] = [
+    ("Xeon E5/Core i7 DMI2", 0x3c00),
+    ("Xeon E5/Core i7 DMI2 in PCI Express Mode", 0x3c01),
+    ("Xeon E7 v3/Xeon E5 v3/Core i7 DMI2", 0x2f00),
+    (
+        "Xeon E7 v3/Xeon E5 v3/Core i7 PCI Express Root Port 0",
+        0x2f01,
+    ),
+    ("Sky Lake-E PCI Express Root Port A", 0x2030),
+    ("Sky Lake-E PCI Express Root Port B", 0x2031),
+    ("Sky Lake-E PCI Express Root Port C", 0x2032),
+    ("Sky Lake-E PCI Express Root Port D", 0x2033),
+    ("Sky Lake-E DMI3 Registers", 0x2020),
+    ("Ice Lake Memory Map/VT-d", 0x09a2),
+];
+
+/// Vendors of host bridges.
+const VENDORS: [(&str, u16); 3] = [
+    ("Intel Corporation", 0x8086),
+    ("Advanced Micro Devices, Inc. [AMD]", 0x1022),
+    ("NVIDIA Corporation", 0x10de),
+];
+
+/// Returns the ID of the device that the PCI ID list calls `name`, with its vendor, if it is a
+/// listed host bridge, or one that the list did not know, such as `Intel Corporation Device 09a2`.
+pub(crate) fn device_id(name: &str) -> Option<DeviceId> {
+    let (vendor, name) = VENDORS
+        .iter()
+        .find_map(|(known, vendor)| Some((*vendor, name.strip_prefix(known)?.trim_start())))?;
+    let unnamed = name
+        .strip_prefix("Device ")
+        .filter(|number| number.len() == 4);
+    let listed = LISTED
+        .iter()
+        .find(|(known, _)| *known == name && vendor == 0x8086);
+    let device = match unnamed {
+        Some(number) => u16::from_str_radix(number, 16).ok()?,
+        None => listed?.1,
+    };
+    Some(DeviceId { vendor, device })
+}
+
+/// Device IDs of the root complexes of AMD's Zen families.
+const ZEN: [u16; 11] = [
+    0x1450, 0x1480, 0x14a4, 0x14b5, 0x14d8, 0x14e8, 0x1507, 0x153a, 0x15d0, 0x1630, 0x1645,
+];
+
+/// Words in the names of those root complexes.
+const ZEN_WORDS: [&str; 13] = [
+    "Family 17h",
+    "Family 19h",
+    "Family 1Ah",
+    "Starship",
+    "Matisse",
+    "Milan",
+    "Genoa",
+    "Bergamo",
+    "Turin",
+    "Raphael",
+    "Phoenix",
+    "Renoir",
+    "Raven",
+];
+
+/// Returns `true` if a host bridge with this ID, or this name, belongs to an AMD Zen processor.
+pub(crate) fn is_zen(id: Option<DeviceId>, name: &str) -> bool {
+    let by_id = id.is_some_and(|id| id.vendor == 0x1022 && ZEN.contains(&id.device));
+    let is_amd = name.starts_with("Advanced Micro Devices");
+    by_id || is_amd && ZEN_WORDS.iter().any(|word| name.contains(word))
+}
+
+/// A processor of the families that [`is_zen`] finds.
+pub(crate) const ZEN_CPU: Cpu = Cpu {
+    vendor: Vendor::Amd,
+    family: 0x17,
+};
+
+/// Any of Intel's processors: the rule asks for nothing more.
+pub(crate) const INTEL_CPU: Cpu = Cpu {
+    vendor: Vendor::Intel,
+    family: 6,
+};
+
+/// Returns the hypervisor that makes root bus devices like this one.
+pub(crate) fn hypervisor(id: Option<DeviceId>, name: &str) -> Option<&'static str> {
+    const VENDORS: [(u16, &str, &str); 7] = [
+        (0x1b36, "Red Hat", "QEMU"),
+        (0x1af4, "Red Hat", "QEMU"),
+        (0x15ad, "VMware", "VMware"),
+        (0x1414, "Microsoft", "Hyper-V"),
+        (0x5853, "XenSource", "Xen"),
+        (0x80ee, "InnoTek", "VirtualBox"),
+        (0x1d0f, "Amazon.com", "Amazon EC2"),
+    ];
+    let of_vendor = |(vendor, prefix, _): &&(u16, &str, &str)| {
+        id.map_or_else(|| name.starts_with(prefix), |id| id.vendor == *vendor)
+    };
+    VENDORS
+        .iter()
+        .find(of_vendor)
+        .map(|(.., hypervisor)| *hypervisor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_bridges_are_known_by_their_names() {
+        let id = |name: &str| device_id(name).map(|id| (id.vendor, id.device));
+        assert_eq!(
+            id("Intel Corporation Ice Lake Memory Map/VT-d"),
+            Some((0x8086, 0x09a2))
+        );
+        assert_eq!(id("Intel Corporation Device 09a2"), Some((0x8086, 0x09a2)));
+        assert_eq!(
+            id("Advanced Micro Devices, Inc. [AMD] Device 14a4"),
+            Some((0x1022, 0x14a4))
+        );
+        assert_eq!(
+            id("Intel Corporation 8th Gen Core Processor Host Bridge/DRAM Registers"),
+            None
+        );
+    }
+
+    #[test]
+    fn zen_is_known_by_number_and_by_name() {
+        let zen = |device| {
+            is_zen(
+                Some(DeviceId {
+                    vendor: 0x1022,
+                    device,
+                }),
+                "",
+            )
+        };
+        assert!(zen(0x1480));
+        assert!(!zen(0x1410), "family 15h");
+        assert!(is_zen(
+            None,
+            "Advanced Micro Devices, Inc. [AMD] Starship/Matisse Root Complex"
+        ));
+        assert!(!is_zen(
+            None,
+            "Advanced Micro Devices, Inc. [AMD] Family 15h Processor Root Complex"
+        ));
+    }
+}

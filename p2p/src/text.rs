@@ -1,0 +1,320 @@
+//! Verdicts for a terminal.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::labels::Labels;
+use crate::machine::{Iommu, Machine};
+use crate::matrix::{Cell, Device, Matrix};
+use crate::pair::{Kernel, Pair, PathHop};
+use crate::size::human;
+
+/// The most columns of a table; a machine with more clients is shown as a list for each provider.
+const MOST_COLUMNS: usize = 16;
+/// Width of the words before a block of lines.
+const MARGIN: usize = 9;
+/// Width of a terminal.
+const WIDTH: usize = 100;
+
+/// Returns the matrix of `machine` as text.
+pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
+    let mut text = host(machine);
+    text.push('\n');
+    text.push_str(&devices(&matrix.devices));
+    let clients = matrix.devices.len();
+    if matrix.pairs.is_empty() {
+        text.push_str("\nNo pair: a pair needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device.\n");
+    } else if matrix.pairs.iter().all(|cell| cell.way.is_none()) {
+        text.push_str("\nNo verdict: the source does not show the bridges above these devices.\n");
+    } else if clients <= MOST_COLUMNS {
+        text.push_str("\nLinux on DMA of a column's device to memory of a row's device:\n");
+        text.push_str(&table(matrix, Cell::kernel_word));
+        text.push_str("  bus: direct, by bus address; host: through the host bridge; no: refused; ?: depends on what is not known\n");
+        text.push_str("\nThe way on the wire, in the words of `nvidia-smi topo`:\n");
+        text.push_str(&table(matrix, Cell::wire_word));
+        text.push_str("  PIX: one switch; PXB: several; PHB: root complex; NODE, SYS: host bridges of one, of two NUMA nodes; ^: sent up by ACS\n");
+    } else {
+        text.push_str(
+            "\nLinux on DMA to the memory of each device, and the distance on the wire:\n",
+        );
+        text.push_str(&lists(matrix));
+    }
+    if let Some(line) = machine.unlisted_host_bridges().next() {
+        let _ = write!(text, "\nThe kernel's log: {line}\n");
+    }
+    text.push_str(&notes(&matrix.warnings, &matrix.gaps));
+    text
+}
+
+/// Returns a line about processor, kernel and IOMMU.
+fn host(machine: &Machine) -> String {
+    let host = &machine.host;
+    let cpu = match (&host.cpu_name, host.cpu) {
+        (Some(name), _) => name.clone(),
+        (None, Some(cpu)) if cpu.is_trusted() => "AMD Zen or later".to_owned(),
+        (None, Some(cpu)) => format!("{cpu}"),
+        (None, None) => "unknown processor".to_owned(),
+    };
+    let kernel = match &host.release {
+        Some(release) => format!("Linux {release}"),
+        None => format!("Linux {} assumed", machine.release()),
+    };
+    let iommu = match host.iommu {
+        Some(Iommu::Translates) => "IOMMU translates",
+        Some(Iommu::PassThrough) => "IOMMU passes addresses through",
+        Some(Iommu::Off) => "no IOMMU",
+        None => "IOMMU unknown",
+    };
+    format!("{cpu}, {kernel}, {iommu}\n")
+}
+
+fn devices(devices: &[Device]) -> String {
+    let width = devices
+        .iter()
+        .map(|device| device.label.len())
+        .max()
+        .unwrap_or_default();
+    let line = |device: &Device| {
+        let memory = device
+            .memory
+            .map(|size| format!(", {} of memory", human(size)));
+        let node = device.numa_node.map(|node| format!(", NUMA node {node}"));
+        let driver = device.driver.as_ref().map(|driver| format!(", {driver}"));
+        let facts = [memory, node, driver]
+            .into_iter()
+            .flatten()
+            .collect::<String>();
+        let start = format!("  {:width$}  {}  ", device.label, device.address);
+        let room = WIDTH
+            .saturating_sub(start.len())
+            .saturating_sub(facts.len());
+        format!("{start}{}{facts}\n", cut(&device.description, room))
+    };
+    devices.iter().map(line).collect()
+}
+
+/// Cuts `text` to `width` characters.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(width.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+/// Returns a table with providers as rows and clients as columns.
+fn table(matrix: &Matrix, word: impl Fn(&Cell) -> String) -> String {
+    let cells: BTreeMap<_, _> = matrix
+        .pairs
+        .iter()
+        .map(|cell| ((cell.provider, cell.client), cell))
+        .collect();
+    let header: Vec<&str> = matrix
+        .devices
+        .iter()
+        .map(|device| device.label.as_str())
+        .collect();
+    let first = header
+        .iter()
+        .map(|label| label.len())
+        .max()
+        .unwrap_or_default();
+    let mut text = format!("  {:first$}", "");
+    for label in &header {
+        let _ = write!(text, " {label:>5}");
+    }
+    text.push('\n');
+    for provider in matrix.devices.iter().filter(|device| device.is_provider) {
+        let _ = write!(text, "  {:first$}", provider.label);
+        for client in &matrix.devices {
+            let width = client.label.len().max(5);
+            let cell = cells.get(&(provider.address, client.address));
+            let _ = write!(
+                text,
+                " {:>width$}",
+                cell.map_or_else(|| "-".to_owned(), |cell| word(cell))
+            );
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// Returns for each provider its clients, those with equal verdicts on one line.
+fn lists(matrix: &Matrix) -> String {
+    let labels: BTreeMap<_, _> = matrix
+        .devices
+        .iter()
+        .map(|device| (device.address, device.label.as_str()))
+        .collect();
+    let mut text = String::new();
+    for provider in matrix.devices.iter().filter(|device| device.is_provider) {
+        let _ = writeln!(text, "  {}", provider.label);
+        let mut groups: Vec<((String, String), Vec<&str>)> = Vec::new();
+        for cell in matrix
+            .pairs
+            .iter()
+            .filter(|cell| cell.provider == provider.address)
+        {
+            let key = (cell.kernel_word(), cell.wire_word());
+            let label = labels.get(&cell.client).copied().unwrap_or_default();
+            match groups.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, clients)) => clients.push(label),
+                None => groups.push((key, vec![label])),
+            }
+        }
+        for ((kernel, wire), clients) in groups {
+            let lines = wrap(&clients.join(" "), WIDTH.saturating_sub(18));
+            for (at, line) in lines.iter().enumerate() {
+                let head = if at == 0 {
+                    format!("{kernel:6} {wire:5}")
+                } else {
+                    String::new()
+                };
+                let _ = writeln!(text, "    {head:12}  {line}");
+            }
+        }
+    }
+    text
+}
+
+/// Returns warnings and gaps as lines.
+fn notes(warnings: &[String], gaps: &[String]) -> String {
+    let mut text = String::new();
+    if !warnings.is_empty() || !gaps.is_empty() {
+        text.push('\n');
+    }
+    text.push_str(&block("warning", warnings));
+    text.push_str(&block("lacking", gaps));
+    text
+}
+
+/// Returns the verdicts on a pair as text.
+pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
+    let labels = Labels::of(machine);
+    let (client, provider) = (labels.label(pair.client), labels.label(pair.provider));
+    let mut text = format!("{client} to memory of {provider}: {}\n", headline(pair));
+    if let Some(kernel) = &pair.kernel {
+        text.push_str(&block("kernel", &kernel_lines(kernel)));
+    }
+    if let Some(wire) = &pair.wire {
+        let line = format!("{}: {}", wire.distance.word(), wire.sentence(machine));
+        text.push_str(&block("wire", &[line]));
+    }
+    text.push_str(&block_unwrapped("path", &path(&pair.path, &labels)));
+    text.push_str(&block("log", &pair.statements));
+    let changes: Vec<String> = pair
+        .changes
+        .iter()
+        .map(|change| {
+            let price = change
+                .price
+                .as_ref()
+                .map(|price| format!("; {price}"))
+                .unwrap_or_default();
+            format!("{}: {}{price}", change.change, change.way)
+        })
+        .collect();
+    text.push_str(&block("change", &changes));
+    text.push_str(&block("warning", &pair.warnings));
+    text
+}
+
+fn headline(pair: &Pair) -> String {
+    match &pair.kernel {
+        None => "unknown: the source does not show the bridges above both".to_owned(),
+        Some(kernel) if kernel.conditions.is_empty() => kernel.way.to_string(),
+        Some(kernel) => {
+            let conditions = kernel
+                .conditions
+                .iter()
+                .map(|condition| format!("{} if {}", condition.way, condition.when.join(" and ")));
+            format!(
+                "{}, or {}",
+                kernel.way,
+                conditions.collect::<Vec<_>>().join(", or ")
+            )
+        }
+    }
+}
+
+fn kernel_lines(kernel: &Kernel) -> Vec<String> {
+    let assumed = if kernel.is_release_assumed {
+        " assumed"
+    } else {
+        ""
+    };
+    vec![format!(
+        "{} (Linux {}{assumed})",
+        kernel.why, kernel.release
+    )]
+}
+
+fn path(path: &[PathHop], labels: &Labels) -> Vec<String> {
+    let ends = [0, path.len().saturating_sub(1)];
+    let name = |at: usize, hop: &PathHop| match hop.name.parse() {
+        Ok(address) if ends.contains(&at) => format!("{} {}", labels.label(address), hop.name),
+        _ => hop.name.clone(),
+    };
+    let names: Vec<String> = path
+        .iter()
+        .enumerate()
+        .map(|(at, hop)| name(at, hop))
+        .collect();
+    let width = names.iter().map(String::len).max().unwrap_or_default();
+    let line = |(name, hop): (&String, &PathHop)| {
+        let acs = hop
+            .acs
+            .as_ref()
+            .map(|acs| format!(", ACS: {acs}"))
+            .unwrap_or_default();
+        let mark = if hop.decides { "  <- decides" } else { "" };
+        let end = format!("{acs}{mark}");
+        let room = WIDTH
+            .saturating_sub(MARGIN.saturating_add(4).saturating_add(width))
+            .saturating_sub(end.len());
+        format!("{name:width$}  {}{end}", cut(&hop.description, room))
+    };
+    names.iter().zip(path).map(line).collect()
+}
+
+/// Returns lines with a word before the first of them, each wrapped, or nothing without lines.
+fn block(word: &str, lines: &[String]) -> String {
+    let room = WIDTH.saturating_sub(MARGIN.saturating_add(2));
+    let wrapped: Vec<String> = lines
+        .iter()
+        .flat_map(|line| {
+            let parts = wrap(line, room.saturating_sub(2));
+            parts
+                .into_iter()
+                .enumerate()
+                .map(|(at, part)| if at == 0 { part } else { format!("  {part}") })
+        })
+        .collect();
+    block_unwrapped(word, &wrapped)
+}
+
+fn block_unwrapped(word: &str, lines: &[String]) -> String {
+    let words = [word].into_iter().chain(std::iter::repeat(""));
+    words
+        .zip(lines)
+        .map(|(word, line)| format!("  {word:MARGIN$}{line}\n"))
+        .collect()
+}
+
+/// Breaks `text` between words so that no line has more than `width` characters, except for longer
+/// words.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count().saturating_add(word.chars().count()) < width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}

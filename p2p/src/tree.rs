@@ -1,0 +1,133 @@
+//! A machine as the tree on which the rule decides.
+
+use std::collections::BTreeMap;
+
+use peerbar_rule::{
+    DeviceId, Function as Node, FunctionId, Hop, HostBridge, HostBridgeId, Parent, PciTree,
+    PortType,
+};
+
+use crate::address::Address;
+use crate::machine::{Acs, Function, Machine, Place};
+
+/// The rule's tree of a machine. Functions are named by their addresses, host bridges as in sysfs.
+#[derive(Clone, Debug)]
+pub(crate) struct Tree {
+    pub(crate) tree: PciTree,
+    ids: BTreeMap<Address, FunctionId>,
+}
+
+/// An ID that the machine does not tell.
+const NO_ID: DeviceId = DeviceId {
+    vendor: 0,
+    device: 0,
+};
+
+impl Tree {
+    /// Makes the tree of all functions whose way to a root bus is known.
+    pub(crate) fn of(machine: &Machine) -> Self {
+        let mut tree = Self {
+            tree: PciTree::default(),
+            ids: BTreeMap::new(),
+        };
+        let mut bridges: BTreeMap<(u32, u8), HostBridgeId> = BTreeMap::new();
+        for address in machine.functions.keys() {
+            tree.add(machine, &mut bridges, *address);
+        }
+        tree
+    }
+
+    /// Adds a function and all bridges above it, the highest first.
+    fn add(
+        &mut self,
+        machine: &Machine,
+        bridges: &mut BTreeMap<(u32, u8), HostBridgeId>,
+        address: Address,
+    ) {
+        let (above, is_whole) = machine.bridges_above(address);
+        if !is_whole {
+            return;
+        }
+        for address in above.into_iter().rev().chain([address]) {
+            let Some(function) = machine
+                .function(address)
+                .filter(|_| !self.ids.contains_key(&address))
+            else {
+                continue;
+            };
+            let parent: Parent = match function.place {
+                Place::Below(bridge) => match self.ids.get(&bridge) {
+                    Some(bridge) => (*bridge).into(),
+                    None => return,
+                },
+                _ => {
+                    let bus = (address.domain, address.bus);
+                    let add = || {
+                        self.tree
+                            .add_host_bridge(root_bus_name(bus), known_by(machine, bus))
+                    };
+                    (*bridges.entry(bus).or_insert_with(add)).into()
+                }
+            };
+            let id = self.tree.add(parent, node(address, function));
+            self.ids.insert(address, id);
+        }
+    }
+
+    /// Returns the function at `address`.
+    pub(crate) fn id(&self, address: Address) -> Option<FunctionId> {
+        self.ids.get(&address).copied()
+    }
+
+    /// Makes the kernel know the host bridges of these root buses by `id`.
+    pub(crate) fn list_host_bridges(&mut self, buses: &[String], id: DeviceId) {
+        for bus in buses {
+            self.tree.set_known_by(bus, Some(id));
+        }
+    }
+
+    /// Returns the address of a hop that is a function.
+    pub(crate) fn address(&self, hop: Hop) -> Option<Address> {
+        self.tree.name(hop).parse().ok()
+    }
+}
+
+/// Returns the name of a root bus in sysfs.
+pub(crate) fn root_bus_name((domain, bus): (u32, u8)) -> String {
+    format!("pci{domain:04x}:{bus:02x}")
+}
+
+fn node(address: Address, function: &Function) -> Node {
+    let kind = function.port_type.unwrap_or(PortType::Other);
+    let node = Node::new(address.to_string(), kind, function.id.unwrap_or(NO_ID));
+    match function.acs {
+        Acs::Control(control) => node.with_acs(control),
+        Acs::Absent | Acs::Unknown => node,
+    }
+}
+
+/// Returns the ID by which the kernel looks up the host bridge of `bus`.
+fn known_by(machine: &Machine, bus: (u32, u8)) -> Option<DeviceId> {
+    let (address, first) = machine.on_root_bus(bus).next()?;
+    HostBridge::known_by(
+        address.devfn(),
+        first.port_type.unwrap_or(PortType::Other),
+        first.id?,
+    )
+}
+
+/// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID,
+/// or because a name was shown that is not one of a listed host bridge. A text that is cut may lack
+/// both.
+pub(crate) fn is_host_bridge_known(machine: &Machine, bus: (u32, u8)) -> bool {
+    machine.is_complete
+        || known_by(machine, bus).is_some()
+        || host_bridge_name(machine, bus).is_some()
+}
+
+/// Returns the description of the device by which the kernel looks up the host bridge of `bus`.
+pub(crate) fn host_bridge_name(machine: &Machine, bus: (u32, u8)) -> Option<&str> {
+    let (address, first) = machine.on_root_bus(bus).next()?;
+    let is_looked_up = address.devfn() == 0 || first.port_type == Some(PortType::RootPort);
+    (is_looked_up && !first.description.is_empty()).then_some(&first.description)
+}

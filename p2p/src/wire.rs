@@ -1,0 +1,223 @@
+//! The way of a TLP between two devices, independently of Linux (PCIe Base 6.0, 6.12.3): vendors'
+//! stacks, such as NVIDIA's peer memory or NCCL, check less than Linux does.
+//!
+//! A request is routed at each port that it passes upwards. A completion, which answers a read, goes
+//! the other way and is routed at the ports above the provider.
+
+use peerbar_rule::{AcsControl, PortType};
+use serde::Serialize;
+
+use crate::address::Address;
+use crate::machine::{Acs, Machine};
+use crate::tree::root_bus_name;
+
+/// The way of the requests of a client to a provider's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wire {
+    /// The highest point of the way.
+    pub summit: Summit,
+    /// Ports that send requests up although their way leads down below a common bridge.
+    pub redirected_at: Vec<Address>,
+    /// Ports that send the completions of reads up.
+    pub completions_redirected_at: Vec<Address>,
+    /// Ports on the way whose ACS is unknown.
+    pub unknown_at: Vec<Address>,
+    /// The distance in the words of `nvidia-smi topo`.
+    pub distance: Distance,
+}
+
+/// The highest point of a way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Summit {
+    /// The device itself: the memory is the client's own, or belongs to another of its functions.
+    Device,
+    /// This bridge is above both.
+    Bridge(Address),
+    /// The root complex, within one host bridge.
+    RootComplex(String),
+    /// Two host bridges of one NUMA node, or of nodes that are unknown.
+    HostBridges(String, String),
+    /// Host bridges of two NUMA nodes.
+    NumaNodes(u16, u16),
+}
+
+/// The distance between two devices in the words of `nvidia-smi topo -m`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Distance {
+    /// The same device.
+    X,
+    /// At most one PCIe switch.
+    Pix,
+    /// Several switches, no host bridge.
+    Pxb,
+    /// A host bridge.
+    Phb,
+    /// Host bridges within a NUMA node.
+    Node,
+    /// The interconnect between NUMA nodes.
+    Sys,
+}
+
+impl Distance {
+    /// Returns the word that `nvidia-smi` prints.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::X => "X",
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+        }
+    }
+}
+
+/// Returns the way of the requests of `client` to memory of `provider`, or `None` if the machine
+/// does not show the bridges above one of them.
+pub(crate) fn wire(machine: &Machine, client: Address, provider: Address) -> Option<Wire> {
+    let ((up, down), summit) = ways(machine, client, provider)?;
+    let is_below_a_bridge = matches!(summit, Summit::Bridge(_));
+    let redirecting = |ports: &[Address], bits: &[AcsControl]| -> Vec<Address> {
+        let redirects = |port: &&Address| match acs(machine, **port) {
+            Acs::Control(control) => bits.iter().any(|bit| control.has_any(*bit)),
+            Acs::Unknown | Acs::Absent => false,
+        };
+        ports
+            .iter()
+            .filter(redirects)
+            .filter(|_| is_below_a_bridge)
+            .copied()
+            .collect()
+    };
+    let is_unknown = |port: &&Address| is_below_a_bridge && acs(machine, **port) == Acs::Unknown;
+    Some(Wire {
+        distance: distance(&summit, up.len().max(down.len())),
+        redirected_at: redirecting(
+            &up,
+            &[AcsControl::REQUEST_REDIRECT, AcsControl::EGRESS_CONTROL],
+        ),
+        completions_redirected_at: redirecting(&down, &[AcsControl::COMPLETION_REDIRECT]),
+        unknown_at: up.iter().chain(&down).filter(is_unknown).copied().collect(),
+        summit,
+    })
+}
+
+fn acs(machine: &Machine, address: Address) -> Acs {
+    machine
+        .function(address)
+        .map_or(Acs::Unknown, |function| function.acs)
+}
+
+/// Ports above the client, and ports above the provider, both below the highest point.
+type Ways = (Vec<Address>, Vec<Address>);
+
+/// Returns the ports below the highest point, and that point.
+fn ways(machine: &Machine, client: Address, provider: Address) -> Option<(Ways, Summit)> {
+    let (from_client, is_whole) = machine.bridges_above(client);
+    let (from_provider, is_whole_too) = machine.bridges_above(provider);
+    if is_same_device(client, provider) {
+        return Some((Ways::default(), Summit::Device));
+    }
+    let common = from_client
+        .iter()
+        .find(|bridge| from_provider.contains(bridge));
+    if let Some(common) = common {
+        let below = |way: &[Address]| {
+            way.iter()
+                .copied()
+                .take_while(|bridge| bridge != common)
+                .collect()
+        };
+        return Some((
+            (below(&from_client), below(&from_provider)),
+            Summit::Bridge(*common),
+        ));
+    }
+    if !(is_whole && is_whole_too) {
+        return None;
+    }
+    let summit = root_summit(machine, client, provider)?;
+    Some(((from_client, from_provider), summit))
+}
+
+fn is_same_device(a: Address, b: Address) -> bool {
+    (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
+}
+
+fn root_summit(machine: &Machine, client: Address, provider: Address) -> Option<Summit> {
+    let (of_client, of_provider) = (machine.root_bus(client)?, machine.root_bus(provider)?);
+    let node = |address: Address, bus: (u32, u8)| {
+        let own = machine.function(address)?.numa_node;
+        own.or_else(|| {
+            machine
+                .on_root_bus(bus)
+                .find_map(|(_, function)| function.numa_node)
+        })
+    };
+    Some(
+        match (node(client, of_client), node(provider, of_provider)) {
+            _ if of_client == of_provider => Summit::RootComplex(root_bus_name(of_client)),
+            (Some(a), Some(b)) if a != b => Summit::NumaNodes(a, b),
+            _ => Summit::HostBridges(root_bus_name(of_client), root_bus_name(of_provider)),
+        },
+    )
+}
+
+/// Returns the distance, if the longer way below the highest point passes `ports`.
+fn distance(summit: &Summit, ports: usize) -> Distance {
+    match summit {
+        Summit::Device => Distance::X,
+        Summit::Bridge(_) if ports <= 1 => Distance::Pix,
+        Summit::Bridge(_) => Distance::Pxb,
+        Summit::RootComplex(_) => Distance::Phb,
+        Summit::HostBridges(..) => Distance::Node,
+        Summit::NumaNodes(..) => Distance::Sys,
+    }
+}
+
+impl Wire {
+    /// Returns `true` if requests stay below a common bridge, as far as that is known.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.summit, Summit::Device | Summit::Bridge(_)) && self.redirected_at.is_empty()
+    }
+
+    /// Returns the way as a sentence without a full stop.
+    pub fn sentence(&self, machine: &Machine) -> String {
+        let list = |ports: &[Address]| {
+            ports
+                .iter()
+                .map(Address::to_string)
+                .collect::<Vec<_>>()
+                .join(" and ")
+        };
+        let mut text = match &self.summit {
+            Summit::Device => "stays in the device".to_owned(),
+            Summit::Bridge(bridge) if self.redirected_at.is_empty() => {
+                let is_port = machine
+                    .function(*bridge)
+                    .is_some_and(|bridge| bridge.port_type == Some(PortType::UpstreamPort));
+                let kind = if is_port { "switch" } else { "bridge" };
+                format!("stays below the {kind} at {bridge}")
+            }
+            Summit::Bridge(_) => format!("ACS sends it up at {}", list(&self.redirected_at)),
+            Summit::RootComplex(bus) => format!("crosses the root complex at {bus}"),
+            Summit::HostBridges(from, to) => format!("crosses from host bridge {from} to {to}"),
+            Summit::NumaNodes(from, to) => format!("crosses from NUMA node {from} to {to}"),
+        };
+        if !self.completions_redirected_at.is_empty() && self.redirected_at.is_empty() {
+            text.push_str(&format!(
+                "; the completions of reads go up at {}",
+                list(&self.completions_redirected_at)
+            ));
+        }
+        if !self.unknown_at.is_empty() && self.redirected_at.is_empty() {
+            text.push_str(&format!(
+                ", unless ACS redirects at {}",
+                list(&self.unknown_at)
+            ));
+        }
+        text
+    }
+}
