@@ -116,6 +116,12 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar explain\n  peerbar explain disk0 disk1 --run runs/latest"
     )]
     Explain(Explain),
+    /// Show which PCI devices of this machine, or of one whose `lspci -vvv` somebody pasted, can
+    /// reach each other by peer-to-peer DMA, why not, and what to change. Boots no guest.
+    #[command(
+        before_help = "Examples:\n  sudo peerbar p2p\n  peerbar p2p nvme0 gpu1\n  peerbar p2p --from lspci.txt"
+    )]
+    P2p(peerbar_p2p::cli::Options),
     /// Try the routes of data between two devices in every topology, IOMMU, CPU and flow, and
     /// compare them with the kernel's rule.
     #[command(before_help = "Example: peerbar matrix --quick", after_help = MATRIX_EXIT_CODES)]

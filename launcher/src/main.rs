@@ -30,6 +30,7 @@ mod keep;
 mod kernel;
 mod list;
 mod matrix;
+mod p2p;
 mod qemu;
 mod relay;
 mod report;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::SshConfig(options) => ssh::config(&options),
         Command::SshProxy { folder } => ssh::proxy(&folder),
         Command::Explain(options) => explain::explain(&options),
+        Command::P2p(options) => p2p::p2p(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => iommu::iommu(&options),
         Command::Report(options) => report::report(&options),
