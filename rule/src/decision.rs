@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::acs::AcsControl;
 use crate::host_bridges;
 use crate::pci_tree::{DeviceId, FunctionId, HostBridgeId, PciTree};
-use crate::platform::{Cpu, Platform};
+use crate::platform::{Cpu, Platform, Release};
 use crate::walk::{Climb, climb, meeting, redirects};
 
 /// The way in which a client may reach a provider's memory, and the reason.
@@ -236,14 +236,41 @@ impl MapType {
         self != Self::NotSupported
     }
 
-    /// Returns the kernel's number of the map type (Linux include/linux/pci-p2pdma.h,
-    /// `enum pci_p2pdma_map_type`).
-    pub fn number(self) -> u32 {
+    /// Returns the number of the map type in `kernel`.
+    pub fn number(self, kernel: Release) -> u32 {
+        let [not_supported, bus_address, through_host_bridge] = numbers(kernel);
         match self {
-            Self::NotSupported => 2,
-            Self::BusAddress => 3,
-            Self::ThroughHostBridgeIova | Self::ThroughHostBridgePhysical => 4,
+            Self::NotSupported => not_supported,
+            Self::BusAddress => bus_address,
+            Self::ThroughHostBridgeIova | Self::ThroughHostBridgePhysical => through_host_bridge,
         }
+    }
+
+    /// Returns the map type that has this number in the kernel of `platform`, or `None` for a number
+    /// that is not of a decision.
+    pub fn from_number(number: u32, platform: &Platform) -> Option<Self> {
+        let [not_supported, bus_address, through_host_bridge] = numbers(platform.kernel);
+        match number {
+            n if n == not_supported => Some(Self::NotSupported),
+            n if n == bus_address => Some(Self::BusAddress),
+            n if n != through_host_bridge => None,
+            _ if platform.translates => Some(Self::ThroughHostBridgeIova),
+            _ => Some(Self::ThroughHostBridgePhysical),
+        }
+    }
+}
+
+/// Returns the numbers of not supported, bus address, and through host bridge in `kernel`. 6.16 put
+/// `PCI_P2PDMA_MAP_NONE` before them (Linux include/linux/pci-p2pdma.h, earlier
+/// include/linux/dma-map-ops.h, `enum pci_p2pdma_map_type`).
+fn numbers(kernel: Release) -> [u32; 3] {
+    const WITH_NONE: Release = Release {
+        major: 6,
+        minor: 16,
+    };
+    match kernel >= WITH_NONE {
+        true => [2, 3, 4],
+        false => [1, 2, 3],
     }
 }
 

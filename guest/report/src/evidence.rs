@@ -87,6 +87,7 @@ pub struct KernelDecision {
     pub provider: String,
     /// Address of the function with the DMA.
     pub client: String,
-    /// The map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`).
+    /// The map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`). Its numbers
+    /// depend on the release.
     pub map_type: u32,
 }

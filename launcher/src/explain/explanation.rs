@@ -73,6 +73,9 @@ pub(crate) struct PathHop {
 pub(crate) struct KernelDecision {
     /// The map type that it chose, or `None` if it was never asked, or was not observable.
     pub map_type: Option<u32>,
+    /// The meaning of `map_type`, or `None` if it is unknown.
+    #[serde(skip)]
+    pub chosen: Option<MapType>,
     /// Set if that agrees with the rule.
     pub agrees: Option<bool>,
     /// The reason why its decisions were not observed, if so.
@@ -256,10 +259,13 @@ fn unknown_acs(case: &Case, decision: &Decision) -> Option<String> {
 impl KernelDecision {
     fn of(case: &Case, pair: &Pair, rule: MapType) -> Option<Self> {
         let guest = case.guest.as_ref()?;
+        let platform = case.platform(&pair.client);
         let map_type = guest.map_type(&pair.provider, &pair.client);
+        let chosen = map_type.map(|number| MapType::from_number(number, &platform));
         Some(Self {
             map_type,
-            agrees: map_type.map(|chosen| chosen == rule.number()),
+            agrees: chosen.map(|chosen| chosen == Some(rule)),
+            chosen: chosen.flatten(),
             unwatched: guest.unwatched().map(str::to_owned),
             messages: guest.messages(&pair.provider, &pair.client),
         })

@@ -65,12 +65,8 @@ fn chosen(kernel: &KernelDecision) -> Vec<String> {
     let choice = match (kernel.map_type, kernel.agrees, &kernel.unwatched) {
         (Some(map_type), Some(true), _) => format!("chose map type {map_type}, as the rule says"),
         (Some(map_type), ..) => {
-            let word = match map_type {
-                2 => "not supported",
-                3 => "bus address",
-                4 => "through host bridge",
-                _ => "none that the rule knows",
-            };
+            let chosen = kernel.chosen.map(|chosen| chosen.to_string());
+            let word = chosen.unwrap_or_else(|| "unknown to the rule".to_owned());
             format!("DISAGREES with the rule: it chose map type {map_type}, {word}")
         }
         (None, _, Some(reason)) => format!("its decision was not seen: {reason}"),
@@ -221,6 +217,15 @@ an AMD Zen or later (Linux 7.2)
         assert!(newer.contains(note), "{newer}");
         assert!(newer.contains("chose map type 2, as the rule says"));
         assert!(!text(&explained(2)).contains(note));
+    }
+
+    #[test]
+    fn map_type_is_read_as_the_kernel_numbers_it() {
+        let older = |map_type| text(&explained_under("6.12.117", map_type));
+        assert!(older(1).contains("chose map type 1, as the rule says"));
+        let line = "DISAGREES with the rule: it chose map type 2, bus address\n";
+        assert!(older(2).contains(line), "{}", older(2));
+        assert!(older(0).contains("map type 0, unknown to the rule\n"));
     }
 
     #[test]

@@ -36,7 +36,10 @@ pub(crate) struct Rule {
     /// The way that data must take.
     pub(crate) way: TransferOutcome,
     /// The mapping that the kernel makes.
-    mapping: peerbar_rule::MapType,
+    mapping: MapType,
+    /// The kernel's release.
+    #[serde(skip)]
+    kernel: Release,
     /// The reason, in a sentence.
     why: String,
     /// The way hop by hop, from client to provider.
@@ -97,7 +100,7 @@ impl Rule {
     /// Returns the kernel's rule for `pair` in `scenario`.
     pub(super) fn of(scenario: &Scenario, kernel: Release, pair: Pair) -> anyhow::Result<Self> {
         if pair.by == ProbeDriver::Vfio {
-            return Ok(Self::of_vfio(scenario.machine.iommu, pair));
+            return Ok(Self::of_vfio(scenario.machine.iommu, kernel, pair));
         }
         let tree = pci_tree(scenario);
         let cpu = &scenario.machine.cpu;
@@ -113,6 +116,7 @@ impl Rule {
         Ok(Self {
             way: ruled(&decision),
             mapping: decision.verdict,
+            kernel,
             why: decision.why(&tree),
             path: decision
                 .path
@@ -127,7 +131,7 @@ impl Rule {
     /// Returns VFIO's rule, which does not depend on the kernel's peer-to-peer rule. A device
     /// without an IOMMU is rejected, and an I/O address that is not a bus address goes up to the
     /// IOMMU from any position.
-    fn of_vfio(iommu: Iommu, pair: Pair) -> Self {
+    fn of_vfio(iommu: Iommu, kernel: Release, pair: Pair) -> Self {
         let (way, mapping, why) = match iommu.is_present() {
             true => (
                 TransferOutcome::HostBridge,
@@ -143,6 +147,7 @@ impl Rule {
         Self {
             way,
             mapping,
+            kernel,
             why: why.to_owned(),
             path: [pair.client, "the IOMMU", pair.provider]
                 .map(str::to_owned)
@@ -228,7 +233,7 @@ fn disagreement(
     let Some(probed) = &check.measure.probe else {
         return Some(format!("the check has no result: {said}"));
     };
-    let ruled = (by != ProbeDriver::Vfio).then_some(rule.mapping);
+    let ruled = (by != ProbeDriver::Vfio).then_some((rule.mapping, rule.kernel));
     if let Some(objection) = kernel.objection(iommu, ruled) {
         return Some(objection);
     }

@@ -1,6 +1,6 @@
 //! The choice of the guest's kernel for one pair, as the kernel reports it.
 
-use peerbar_rule::MapType;
+use peerbar_rule::{MapType, Release};
 use serde::Serialize;
 
 use super::placement::Pair;
@@ -31,9 +31,13 @@ impl KernelChoice {
         }
     }
 
-    /// Explains why this is not the requested kernel: with `iommu`, and bound to choose `mapping`,
-    /// if it is asked at all. Returns `None` if it is.
-    pub(super) fn objection(&self, iommu: Iommu, mapping: Option<MapType>) -> Option<String> {
+    /// Explains why this is not the requested kernel: with `iommu`, and bound to choose the mapping
+    /// of `ruled` in its release, if it is asked at all. Returns `None` if it is.
+    pub(super) fn objection(
+        &self,
+        iommu: Iommu,
+        ruled: Option<(MapType, Release)>,
+    ) -> Option<String> {
         if !self.has(iommu) {
             return Some(format!(
                 "the boot differs from the request: with the IOMMU `{}` the client's iommu_group/type is {}",
@@ -41,8 +45,8 @@ impl KernelChoice {
                 self.domain.as_deref().unwrap_or("none")
             ));
         }
-        let mapping = mapping?;
-        let ruled = mapping.number();
+        let (mapping, kernel) = ruled?;
+        let ruled = mapping.number(kernel);
         match self.map_type {
             Some(chosen) if chosen == ruled => None,
             None if self.unwatched.is_some() => None,
@@ -67,10 +71,12 @@ impl KernelChoice {
 pub(super) mod tests {
     use super::*;
 
-    /// Returns a kernel that has chosen `mapping`, without an IOMMU.
+    const RULED: (MapType, Release) = (MapType::BusAddress, Release::NEWEST);
+
+    /// Returns the newest kernel, which has chosen `mapping`, without an IOMMU.
     pub(in super::super) fn chosen(mapping: MapType) -> KernelChoice {
         KernelChoice {
-            map_type: Some(mapping.number()),
+            map_type: Some(mapping.number(Release::NEWEST)),
             ..KernelChoice::default()
         }
     }
@@ -81,7 +87,7 @@ pub(super) mod tests {
             domain: domain.map(str::to_owned),
             ..chosen(MapType::BusAddress)
         };
-        let objection = |iommu, domain| kernel(domain).objection(iommu, Some(MapType::BusAddress));
+        let objection = |iommu, domain| kernel(domain).objection(iommu, Some(RULED));
         let message = objection(Iommu::Intel, None).unwrap();
         assert!(
             message.ends_with("with the IOMMU `intel` the client's iommu_group/type is none"),
@@ -95,8 +101,7 @@ pub(super) mod tests {
 
     #[test]
     fn kernel_choice_unlike_the_rule_disagrees_if_seen() {
-        let objection =
-            |kernel: &KernelChoice| kernel.objection(Iommu::None, Some(MapType::BusAddress));
+        let objection = |kernel: &KernelChoice| kernel.objection(Iommu::None, Some(RULED));
         assert_eq!(objection(&chosen(MapType::BusAddress)), None);
         let message = objection(&chosen(MapType::NotSupported)).unwrap();
         assert_eq!(
@@ -107,5 +112,15 @@ pub(super) mod tests {
         assert!(objection(&unseen).is_some());
         unseen.unwatched = Some("no kprobes".to_owned());
         assert_eq!(objection(&unseen), None);
+        let older = Release {
+            major: 6,
+            minor: 12,
+        };
+        let ruled = Some((MapType::NotSupported, older));
+        let message = chosen(MapType::NotSupported).objection(Iommu::None, ruled);
+        assert_eq!(
+            message.unwrap(),
+            "the kernel itself has chosen map type 2, where the rule says 1, not supported"
+        );
     }
 }

@@ -273,6 +273,33 @@ fn older_kernel_does_not_know_later_entries() {
 }
 
 #[test]
+fn map_types_have_the_numbers_of_their_release() {
+    let mut platform = platform(INTEL);
+    for (major, minor, [refused, bus, through]) in [
+        (6, 2, [1, 2, 3]),
+        (6, 15, [1, 2, 3]),
+        (6, 16, [2, 3, 4]),
+        (7, 3, [2, 3, 4]),
+    ] {
+        platform.kernel = Release { major, minor };
+        for (map_type, number, translates) in [
+            (MapType::NotSupported, refused, false),
+            (MapType::BusAddress, bus, false),
+            (MapType::ThroughHostBridgePhysical, through, false),
+            (MapType::ThroughHostBridgeIova, through, true),
+        ] {
+            platform.translates = translates;
+            assert_eq!(map_type.number(platform.kernel), number);
+            assert_eq!(MapType::from_number(number, &platform), Some(map_type));
+        }
+        // Neither unknown, nor an ordinary mapping, nor a number beyond the last is a decision.
+        for number in [0, refused - 1, through + 1] {
+            assert_eq!(MapType::from_number(number, &platform), None, "{number}");
+        }
+    }
+}
+
+#[test]
 fn function_of_another_tree_yields_none() {
     let (tree, (provider, client)) = one_switch(None);
     assert_eq!(
