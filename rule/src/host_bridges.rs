@@ -12,7 +12,7 @@ pub(crate) struct Entry {
     device: Option<u16>,
     /// Both functions must be below this one host bridge.
     pub(crate) same_only: bool,
-    /// The first release with it. Backports to older stable series are not considered.
+    /// The first release with it, at the earliest [`Release::OLDEST`].
     since: Release,
 }
 
@@ -20,7 +20,7 @@ const INTEL: u16 = 0x8086;
 const GOOGLE: u16 = 0x1ae0;
 const NVIDIA: u16 = 0x10de;
 
-const OLD: Release = Release { major: 6, minor: 0 };
+const OLD: Release = Release::OLDEST;
 const V7_1: Release = Release { major: 7, minor: 1 };
 const V7_2: Release = Release { major: 7, minor: 2 };
 const V7_3: Release = Release { major: 7, minor: 3 };
@@ -34,7 +34,12 @@ const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release
     }
 }
 
-/// The table of Linux 7.3.4, with the release that added each entry.
+/// The table of Linux 7.3.4, with the release that added each entry. No two entries match one
+/// device.
+///
+/// The tables of 6.1.192 and 6.12.117 are equal, and so are those of 7.2.6, 7.2.12 and 7.2.13. The
+/// commits 70cf146a674c (7.1), 0ba76b19fd4c (7.2) and 894a78088fc3 (7.3) made the additions. The
+/// stable release 7.1.3 has those of 7.2, too. Zhaoxin's host bridges (f7c220404700) came after 7.3.
 const ENTRIES: [Entry; 25] = [
     // Xeon E5, v3 of E5 and E7.
     entry(INTEL, Some(0x3c00), true, OLD),
@@ -61,21 +66,33 @@ const ENTRIES: [Entry; 25] = [
     entry(INTEL, Some(0x4944), false, V7_2),
     entry(INTEL, Some(0x4946), false, V7_2),
     entry(INTEL, Some(0x4948), false, V7_2),
-    // Processors with NVIDIA's host bridges.
+    // NVIDIA Vera Rubin.
     entry(NVIDIA, Some(0x2f95), false, V7_3),
     entry(NVIDIA, Some(0x2f96), false, V7_3),
     entry(NVIDIA, Some(0x2f97), false, V7_3),
     entry(NVIDIA, Some(0x2f98), false, V7_3),
 ];
 
-/// Returns the entry for a host bridge known by `id` in the list of `kernel`.
+/// Returns the entry for a host bridge known by `id` in the list of `kernel`, which is at least that
+/// of [`Release::OLDEST`].
 pub(crate) fn find(id: DeviceId, kernel: Release) -> Option<Entry> {
+    let kernel = kernel.max(Release::OLDEST);
+    matching(id).filter(|entry| entry.since <= kernel)
+}
+
+fn matching(id: DeviceId) -> Option<Entry> {
     let matches = |entry: &&Entry| {
-        entry.vendor == id.vendor
-            && entry.device.is_none_or(|device| device == id.device)
-            && entry.since <= kernel
+        entry.vendor == id.vendor && entry.device.is_none_or(|device| device == id.device)
     };
     ENTRIES.iter().find(matches).copied()
+}
+
+impl DeviceId {
+    /// Returns the first release that lists a host bridge known by this ID, at the earliest
+    /// [`Release::OLDEST`]. Returns `None` if [`Release::NEWEST`] does not list it.
+    pub fn listed_since(self) -> Option<Release> {
+        Some(matching(self)?.since)
+    }
 }
 
 #[cfg(test)]
@@ -103,21 +120,55 @@ mod tests {
     }
 
     #[test]
-    fn later_releases_list_more_host_bridges() {
-        let older = Release {
-            major: 6,
-            minor: 13,
-        };
-        assert_eq!(same_only(GOOGLE, 0x1234, older), None);
-        assert_eq!(same_only(GOOGLE, 0x1234, V7_1), Some(false));
-        assert_eq!(same_only(INTEL, 0x4948, V7_1), None);
-        assert_eq!(same_only(INTEL, 0x4948, V7_2), Some(false));
-        assert_eq!(same_only(INTEL, 0x2030, older), Some(false));
-        assert_eq!(same_only(NVIDIA, 0x2f95, V7_2), None);
-        for device in 0x2f95..=0x2f98 {
-            assert_eq!(same_only(NVIDIA, device, V7_3), Some(false));
+    fn each_entry_is_listed_from_its_release_on() {
+        let accelerators = [
+            0x0b25, 0x0cfe, 0x11fb, 0x1212, 0x1216, 0x4940, 0x4942, 0x4944, 0x4946, 0x4948,
+        ];
+        for (since, vendor, devices) in [
+            (V7_1, GOOGLE, &[0, 0x1234, 0xffff][..]),
+            (V7_2, INTEL, &accelerators),
+            (V7_3, NVIDIA, &[0x2f95, 0x2f96, 0x2f97, 0x2f98]),
+        ] {
+            let before = Release {
+                minor: since.minor - 1,
+                ..since
+            };
+            for device in devices.iter().copied() {
+                let id = DeviceId { vendor, device };
+                assert_eq!(id.listed_since(), Some(since), "{id}");
+                assert_eq!(same_only(vendor, device, before), None, "{id}");
+                assert_eq!(same_only(vendor, device, since), Some(false), "{id}");
+            }
         }
-        assert_eq!(same_only(NVIDIA, 0x2f94, V7_3), None);
-        assert_eq!(same_only(NVIDIA, 0x2f99, V7_3), None);
+        let later = ENTRIES.iter().filter(|entry| entry.since > OLD);
+        assert_eq!(later.count(), 1 + accelerators.len() + 4);
+    }
+
+    #[test]
+    fn oldest_entries_are_in_every_list() {
+        let within = [0x3c00, 0x3c01, 0x2f00, 0x2f01].map(|device| (device, true));
+        let across = [0x2030, 0x2031, 0x2032, 0x2033, 0x2020, 0x09a2].map(|device| (device, false));
+        let older = Release {
+            major: 5,
+            minor: 19,
+        };
+        for (device, same) in within.into_iter().chain(across) {
+            for kernel in [older, Release::OLDEST, V7_1, Release::NEWEST] {
+                assert_eq!(same_only(INTEL, device, kernel), Some(same), "{device:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_of_the_entries_are_not_listed() {
+        for (vendor, device) in [
+            (NVIDIA, 0x2f94),
+            (NVIDIA, 0x2f99),
+            (INTEL, 0x4941),
+            (0x1d17, 0x1003),
+        ] {
+            assert_eq!(same_only(vendor, device, Release::NEWEST), None);
+            assert_eq!(DeviceId { vendor, device }.listed_since(), None);
+        }
     }
 }

@@ -6,8 +6,22 @@
 //! endpoints, and a [`Platform`]: processor, IOMMU and kernel release. The result, a [`Decision`],
 //! has the verdict, the path of a request hop by hop, and the hop that decided.
 //!
-//! It applies to Linux 6.13 to 7.3, which differ only in their lists of host bridges.
-//! [`Release::caveat`] warns of other kernels.
+//! # Releases
+//!
+//! It applies to Linux 6.2 to 7.3. [`Release::caveat`] warns of other kernels. These releases walk
+//! the tree, read ACS, trust processors and find a host bridge's device alike. They differ in this:
+//!
+//! | since | change | here |
+//! | --- | --- | --- |
+//! | 6.11 | `pci=config_acs=`, with errors until 6.15 | [`Release::has_config_acs`], [`Release::may_keep_acs_redir`] |
+//! | 6.16 | numbers of map types | [`MapType::number`] |
+//! | 6.17 | error of a refused transfer of an NVMe disk | [`Release::refusal_of_nvme`] |
+//! | 7.1, 7.2, 7.3 | host bridges | [`DeviceId::listed_since`] |
+//!
+//! Sources read: Debian's 6.1.192, 6.12.95, 6.12.117, 7.2.6, 7.2.12, 7.2.13, 7.3-rc7 and 7.3.4.
+//! Releases without a source here lie between two whose functions are equal, and the changes above
+//! are dated by the pull requests of 6.11, 6.15, 6.16, 6.17, 7.1 and 7.2. The numbers are also those
+//! in the type information of 6.1, 6.6, 6.14, 6.18 and 6.19.
 //!
 //! ```
 //! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, PortType, Platform, Release, Vendor, MapType, decide};

@@ -32,8 +32,8 @@ pub enum Vendor {
     Amd,
     /// `GenuineIntel`.
     Intel,
-    /// Any other. This includes Hygon: its processors derive from Zen, but Linux does not trust
-    /// them.
+    /// Any other. This includes Hygon, whose processors derive from Zen, and Zhaoxin: Linux trusts
+    /// neither.
     Other,
 }
 
@@ -52,8 +52,8 @@ impl Cpu {
     /// The first AMD family whose root complexes Linux trusts to forward peer-to-peer requests.
     const ZEN: u32 = 0x17;
 
-    /// Returns `true` if Linux trusts any root complex of this processor (drivers/pci/p2pdma.c,
-    /// `cpu_supports_p2pdma`).
+    /// Returns `true` if Linux trusts any root complex of this processor, in every release from
+    /// [`Release::OLDEST`] on (drivers/pci/p2pdma.c, `cpu_supports_p2pdma`).
     pub fn is_trusted(self) -> bool {
         self.vendor == Vendor::Amd && self.family >= Self::ZEN
     }
@@ -80,14 +80,28 @@ pub struct Release {
 }
 
 impl Release {
-    /// The oldest release that this crate has been compared with.
-    pub const OLDEST: Self = Self {
-        major: 6,
-        minor: 13,
-    };
+    /// The oldest release that this crate covers: the first in which a program can get memory of a
+    /// device for its own transfers.
+    pub const OLDEST: Self = Self { major: 6, minor: 2 };
 
-    /// The newest release that this crate has been compared with.
+    /// The newest release that this crate covers.
     pub const NEWEST: Self = Self { major: 7, minor: 3 };
+
+    /// The first release with `pci=config_acs=`.
+    const CONFIG_ACS: Self = Self {
+        major: 6,
+        minor: 11,
+    };
+    /// The first release without the errors of [`Self::may_keep_acs_redir`].
+    const CONFIG_ACS_FIXED: Self = Self {
+        major: 6,
+        minor: 15,
+    };
+    /// The first release whose NVMe driver maps data without a scatterlist.
+    const NVME_MAPS_REQUESTS: Self = Self {
+        major: 6,
+        minor: 17,
+    };
 
     /// Returns the later releases that this crate knows, the oldest first.
     pub fn later(self) -> impl Iterator<Item = Self> {
@@ -98,27 +112,44 @@ impl Release {
         all.filter(move |release| *release > self)
     }
 
-    /// Returns `true` if the kernel has the parameter `pci=config_acs=` (Linux
-    /// Documentation/admin-guide/kernel-parameters.txt).
-    pub fn has_config_acs(self) -> bool {
-        self >= Self {
-            major: 6,
-            minor: 11,
-        }
-    }
-
     /// Returns a warning for a kernel older than [`Self::OLDEST`] or newer than [`Self::NEWEST`],
     /// whose rule may differ.
     pub fn caveat(self) -> Option<String> {
-        let (age, compared) = match self {
+        let (age, covered) = match self {
             old if old < Self::OLDEST => ("older", format!("{}, the oldest", Self::OLDEST)),
             new if new > Self::NEWEST => ("newer", format!("{}, the newest", Self::NEWEST)),
             _ => return None,
         };
         Some(format!(
-            "Linux {self} is {age} than Linux {compared} release that this rule was compared with: a decision through a \
-             host bridge may differ"
+            "Linux {self} is {age} than Linux {covered} release that this rule covers: its decision may differ"
         ))
+    }
+
+    /// Returns `true` if the kernel has the parameter `pci=config_acs=`. All releases that this crate
+    /// covers have `pci=disable_acs_redir=`. See [`Self::may_keep_acs_redir`] for errors in both.
+    pub fn has_config_acs(self) -> bool {
+        self >= Self::CONFIG_ACS
+    }
+
+    /// Returns `true` if `pci=disable_acs_redir=` may leave redirection on at a port where firmware
+    /// has switched it on. In the same releases `pci=config_acs=` may set its first port only. Linux
+    /// 6.15 fixed both (drivers/pci/pci.c, `__pci_config_acs`), and so did the stable releases 6.14.3
+    /// and, at the latest, 6.12.95.
+    pub fn may_keep_acs_redir(self) -> bool {
+        (Self::CONFIG_ACS..Self::CONFIG_ACS_FIXED).contains(&self)
+    }
+
+    /// Returns the number of the error with which a transfer of an NVMe disk fails if the kernel
+    /// refuses its mapping: EREMOTEIO, and EINVAL from 6.17 on (Linux drivers/nvme/host/pci.c,
+    /// `nvme_map_data`; block/blk-mq-dma.c, `blk_rq_dma_map_iter_start`). Drivers that map a
+    /// scatterlist get EREMOTEIO in every release (kernel/dma/mapping.c, `dma_map_sgtable`).
+    pub fn refusal_of_nvme(self) -> i32 {
+        const EINVAL: i32 = 22;
+        const EREMOTEIO: i32 = 121;
+        match self >= Self::NVME_MAPS_REQUESTS {
+            true => EINVAL,
+            false => EREMOTEIO,
+        }
     }
 
     /// Parses the output of `uname -r`: `7.2.12+deb13-amd64`, `6.13.0-rc4`. Returns `None` if it
@@ -152,21 +183,21 @@ mod tests {
     }
 
     #[test]
-    fn release_outside_the_compared_ones_has_a_caveat() {
+    fn release_that_is_not_covered_has_a_caveat() {
         let caveat = |major, minor| Release { major, minor }.caveat();
-        for (major, minor) in [(6, 13), (6, 19), (7, 0), (7, 3)] {
+        for (major, minor) in [(6, 2), (6, 12), (6, 19), (7, 0), (7, 3)] {
             assert_eq!(caveat(major, minor), None);
         }
         for (major, minor, begins) in [
             (
                 6,
                 1,
-                "Linux 6.1 is older than Linux 6.13, the oldest release",
+                "Linux 6.1 is older than Linux 6.2, the oldest release",
             ),
             (
-                6,
-                12,
-                "Linux 6.12 is older than Linux 6.13, the oldest release",
+                5,
+                19,
+                "Linux 5.19 is older than Linux 6.2, the oldest release",
             ),
             (
                 7,
@@ -180,12 +211,34 @@ mod tests {
     }
 
     #[test]
+    fn each_ability_starts_and_ends_with_its_release() {
+        // Release, `pci=config_acs=`, redirection may stay on, error of a refused transfer.
+        for (major, minor, config_acs, may_keep, errno) in [
+            (6, 2, false, false, 121),
+            (6, 10, false, false, 121),
+            (6, 11, true, true, 121),
+            (6, 14, true, true, 121),
+            (6, 15, true, false, 121),
+            (6, 16, true, false, 121),
+            (6, 17, true, false, 22),
+            (7, 3, true, false, 22),
+        ] {
+            let release = Release { major, minor };
+            assert_eq!(release.has_config_acs(), config_acs, "{release}");
+            assert_eq!(release.may_keep_acs_redir(), may_keep, "{release}");
+            assert_eq!(release.refusal_of_nvme(), errno, "{release}");
+        }
+    }
+
+    #[test]
     fn only_amd_zen_and_later_is_trusted() {
         let trusted = |vendor, family| Cpu { vendor, family }.is_trusted();
         assert!(trusted(Vendor::from_id("AuthenticAMD"), 0x17));
         assert!(trusted(Vendor::Amd, 0x1a));
         assert!(!trusted(Vendor::Amd, 0x15));
         assert!(!trusted(Vendor::from_id("GenuineIntel"), 6));
-        assert!(!trusted(Vendor::from_id("HygonGenuine"), 0x18));
+        for other in ["HygonGenuine", "CentaurHauls", "  Shanghai  "] {
+            assert!(!trusted(Vendor::from_id(other), 0x18), "{other}");
+        }
     }
 }

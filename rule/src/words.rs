@@ -1,7 +1,7 @@
 //! A decision in words.
 
 use crate::decision::{Ascent, Decision, Hop, Permit, Reason};
-use crate::pci_tree::{FunctionId, HostBridgeId, PciTree};
+use crate::pci_tree::{DeviceId, FunctionId, HostBridgeId, PciTree};
 
 impl PciTree {
     /// Returns the name of `hop`, or an empty text if it belongs to another tree.
@@ -56,8 +56,9 @@ impl Decision {
         match permit {
             Permit::Cpu(_) | Permit::Listed(_) => None,
             Permit::NotListed(bridge, Some(id)) => Some(format!(
-                "host bridge {} ({id}) is not on the kernel's list",
-                tree.bridge_name(*bridge)
+                "host bridge {} ({id}) is not on {}",
+                tree.bridge_name(*bridge),
+                list_without(*id)
             )),
             Permit::NotListed(bridge, None) => Some(format!(
                 "host bridge {} is not on the kernel's list",
@@ -84,6 +85,14 @@ fn why_up(ascent: &Ascent, tree: &PciTree) -> String {
     }
 }
 
+/// Returns the words for a kernel's list on which a host bridge known by `id` is not.
+fn list_without(id: DeviceId) -> String {
+    match id.listed_since() {
+        Some(release) => format!("the kernel's list before Linux {release}"),
+        None => "the kernel's list".to_owned(),
+    }
+}
+
 fn whether(permit: &Permit, tree: &PciTree) -> String {
     match permit {
         Permit::Cpu(cpu) => {
@@ -94,8 +103,9 @@ fn whether(permit: &Permit, tree: &PciTree) -> String {
             tree.bridge_name(*bridge)
         ),
         Permit::NotListed(bridge, Some(id)) => format!(
-            "host bridge {} ({id}) is not on the kernel's list, nor is the processor an AMD Zen or later",
-            tree.bridge_name(*bridge)
+            "host bridge {} ({id}) is not on {}, nor is the processor an AMD Zen or later",
+            tree.bridge_name(*bridge),
+            list_without(*id)
         ),
         Permit::NotListed(bridge, None) => format!(
             "host bridge {} has no device by which the kernel's list could name it, nor is the processor an AMD Zen or \

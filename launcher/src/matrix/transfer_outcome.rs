@@ -4,8 +4,9 @@ use peerbar_report::{Probed, Record, Route, Transfer};
 use peerbar_results::TransferOutcome;
 use peerbar_rule::{Decision, MapType, Reason};
 
-/// Numbers of the errors with which the kernel rejects a mapping: that of newer kernels, of older
-/// ones and of drivers (Linux, include/uapi/asm-generic/errno.h).
+/// Numbers of the errors with which the kernel rejects a mapping (Linux,
+/// include/uapi/asm-generic/errno.h). The driver and the release decide between them
+/// ([`peerbar_rule::Release::refusal_of_nvme`]).
 const EINVAL: i32 = 22;
 const EREMOTEIO: i32 = 121;
 

@@ -260,16 +260,36 @@ fn host_bridge_without_an_id_is_refused() {
 }
 
 #[test]
-fn older_kernel_does_not_know_later_entries() {
+fn refusal_of_an_older_kernel_names_the_release_that_lists_the_bridge() {
     let google = id(0x1ae0, 0x1);
     let (tree, pair) = root_ports([google, google]);
     let mut platform = platform(INTEL);
+    platform.kernel = Release { major: 7, minor: 1 };
     assert!(decided(&tree, &platform, pair).verdict.is_supported());
-    platform.kernel = Release {
-        major: 6,
-        minor: 13,
-    };
-    assert!(!decided(&tree, &platform, pair).verdict.is_supported());
+    platform.kernel = Release { major: 7, minor: 0 };
+    let refused = decided(&tree, &platform, pair);
+    assert!(!refused.verdict.is_supported());
+    assert_eq!(
+        refused.refusal(&tree).unwrap(),
+        "host bridge bridge a (1ae0:0001) is not on the kernel's list before Linux 7.1"
+    );
+}
+
+#[test]
+fn zen_is_trusted_and_redirection_seen_in_every_release() {
+    let (tree, pair) = one_switch(Some(AcsControl(0x04)));
+    for (major, minor) in [(6, 2), (6, 12), (6, 19), (7, 0), (7, 3)] {
+        let kernel = Release { major, minor };
+        let verdict = |cpu| {
+            let platform = Platform {
+                kernel,
+                ..platform(cpu)
+            };
+            decided(&tree, &platform, pair).verdict
+        };
+        assert_eq!(verdict(ZEN), MapType::ThroughHostBridgePhysical, "{kernel}");
+        assert_eq!(verdict(INTEL), MapType::NotSupported, "{kernel}");
+    }
 }
 
 #[test]

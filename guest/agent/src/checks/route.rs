@@ -18,8 +18,8 @@ pub struct Share {
     pub(crate) bytes: u64,
 }
 
-/// Adds an explanation to the kernel's errors for a peer-to-peer mapping that it refuses: EREMOTEIO
-/// before 6.19 or so, EINVAL since.
+/// Adds an explanation to the kernel's errors for a peer-to-peer mapping that it refuses: of an NVMe
+/// disk EREMOTEIO up to Linux 6.16, EINVAL since.
 pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
     let code = error
         .root_cause()
