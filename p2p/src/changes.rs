@@ -224,3 +224,100 @@ fn pass_through(machine: &Machine, now: &KernelVerdict) -> Option<Change> {
         way: now.first.way,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
+
+    fn of(text: &str, client: &str) -> Vec<Change> {
+        let machine = machine(text);
+        machine.pair(at(client), at("1a:00.0")).changes
+    }
+
+    #[test]
+    fn redirecting_ports_are_changed_by_setpci_or_at_boot() {
+        let text = format!(
+            "Linux box 6.8.0 #1 SMP x86_64 GNU/Linux\n{}",
+            two_sockets(REDIRECTS)
+        );
+        let changes = of(&text, "1b:00.0");
+        let lines: Vec<&str> = changes
+            .iter()
+            .map(|change| change.change.as_str())
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; setpci -s 0000:19:09.0 ECAP_ACS+6.w=0011",
+                "at boot: pci=disable_acs_redir=0000:19:08.0;0000:19:09.0",
+            ]
+        );
+        assert!(changes.iter().all(|change| change.way == Way::BusAddress));
+        let price =
+            "devices of the IOMMU groups 31, 32 can then reach each other without the IOMMU";
+        assert!(
+            changes
+                .iter()
+                .all(|change| change.price.as_deref() == Some(price))
+        );
+        let newer = text.replace("6.8.0", "6.14.0");
+        let last = "at boot: pci=config_acs=x0x00xx@0000:19:08.0;x0x00xx@0000:19:09.0";
+        assert_eq!(
+            of(&newer, "1b:00.0")
+                .last()
+                .map(|change| change.change.as_str()),
+            Some(last)
+        );
+    }
+
+    #[test]
+    fn slot_of_the_switch_is_advised_only_if_its_ports_do_not_redirect() {
+        let change = "move 0000:1c:00.0 to a slot of the switch at 0000:18:00.0, which is above 0000:1a:00.0";
+        let has = |acs| {
+            of(&two_sockets(acs), "1c:00.0")
+                .iter()
+                .any(|one| one.change == change)
+        };
+        assert!(has(DIRECT));
+        assert!(!has(REDIRECTS));
+    }
+
+    #[test]
+    fn direct_pair_needs_no_change() {
+        assert_eq!(of(&two_sockets(DIRECT), "1b:00.0"), []);
+    }
+
+    #[test]
+    fn kernel_that_lists_the_host_bridge_is_advised() {
+        let text = two_sockets(DIRECT).replace(
+            "Intel Corporation Sky Lake-E PCI Express Root Port A [8086:2030]",
+            "NVIDIA Corporation Device [10de:2f95]",
+        );
+        let text =
+            format!("vendor_id : GenuineIntel\nLinux box 7.1.0 #1 SMP x86_64 GNU/Linux\n{text}");
+        let changes = of(&text, "1c:00.0");
+        let change = "use Linux 7.3 or later, whose list has the host bridge";
+        assert!(
+            changes
+                .iter()
+                .any(|one| one.change == change && one.way == Way::ThroughHostBridge),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn pass_through_is_advised_behind_a_translating_iommu() {
+        let text = format!(
+            "iommu: Default domain type: Translated\n{}",
+            two_sockets(DIRECT)
+        );
+        let is_pass_through = |change: &Change| change.change.starts_with("at boot: iommu=pt");
+        assert!(of(&text, "1c:00.0").iter().any(is_pass_through));
+        assert!(
+            !of(&two_sockets(DIRECT), "1c:00.0")
+                .iter()
+                .any(is_pass_through)
+        );
+    }
+}

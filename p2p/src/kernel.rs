@@ -147,11 +147,12 @@ pub(crate) fn verdict(
         let assumptions: Vec<Assumption> = assumptions.map(|(_, fact)| fact.clone()).collect();
         let decision = decide_if(machine, &assumptions, client, provider)?;
         let way = decision.verdict.into();
-        if others
-            .iter()
-            .chain([&first])
-            .all(|outcome| outcome.way != way)
-        {
+        // Fewer facts that lead to the same way say it all.
+        let says_it = |known: &&Outcome| {
+            let mut facts = known.assumptions.iter();
+            known.way == way && facts.all(|fact| assumptions.contains(fact))
+        };
+        if !others.iter().chain([&first]).any(|known| says_it(&known)) {
             others.push(Outcome {
                 assumptions,
                 decision,
@@ -270,5 +271,111 @@ impl KernelVerdict {
     /// Returns the way if it is certain.
     pub(crate) fn certain(&self) -> Option<Way> {
         self.others.is_empty().then_some(self.first.way)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
+
+    /// Returns the outcomes of disk or adapter `client` and the GPU's memory.
+    fn outcomes(machine: &Machine, client: &str) -> Vec<(Vec<String>, Way)> {
+        let verdict = verdict(machine, at(client), at("1a:00.0")).unwrap();
+        let all = [&verdict.first].into_iter().chain(&verdict.others);
+        all.map(|outcome| {
+            let facts = outcome.assumptions.iter().map(ToString::to_string);
+            (facts.collect(), outcome.way)
+        })
+        .collect()
+    }
+
+    #[test]
+    fn everything_that_is_shown_makes_a_verdict_certain() {
+        let direct = machine(&two_sockets(DIRECT));
+        assert_eq!(outcomes(&direct, "1b:00.0"), [(vec![], Way::BusAddress)]);
+        assert_eq!(
+            outcomes(&direct, "1c:00.0"),
+            [(vec![], Way::ThroughHostBridge)]
+        );
+        assert_eq!(
+            outcomes(&direct, "86:00.0"),
+            [(vec![], Way::ThroughHostBridge)]
+        );
+        let redirected = machine(&two_sockets(REDIRECTS));
+        assert_eq!(
+            outcomes(&redirected, "1b:00.0"),
+            [(vec![], Way::ThroughHostBridge)]
+        );
+    }
+
+    #[test]
+    fn hidden_acs_makes_a_verdict_conditional() {
+        let hidden: String = two_sockets(DIRECT)
+            .lines()
+            .map(|line| {
+                if line.starts_with("\tCapabilities") {
+                    "\tCapabilities: <access denied>"
+                } else {
+                    line
+                }
+            })
+            .filter(|line| !line.contains("ACSCtl"))
+            .fold(String::new(), |text, line| text + line + "\n");
+        let machine = machine(&hidden);
+        // The root ports' ACS does not matter for a pair below the switch.
+        let ports = "ACS redirects at 0000:18:00.0 or 0000:19:08.0 or 0000:19:09.0".to_owned();
+        assert_eq!(
+            outcomes(&machine, "1b:00.0"),
+            [
+                (vec![], Way::BusAddress),
+                (vec![ports], Way::ThroughHostBridge)
+            ]
+        );
+    }
+
+    #[test]
+    fn unknown_processor_and_host_bridge_make_a_verdict_conditional() {
+        let cut = two_sockets(DIRECT)
+            .replace(
+                "Intel Corporation Sky Lake-E DMI3 Registers [8086:2020]",
+                "Vendor",
+            )
+            .replace(
+                "Intel Corporation Sky Lake-E PCI Express Root Port A [8086:2030]",
+                "Vendor",
+            )
+            .replace("17:00.0", "17:02.0")
+            .replace("Express (v2) Root Port", "MSI");
+        let machine = machine(&cut);
+        let outcomes = outcomes(&machine, "1c:00.0");
+        assert_eq!(outcomes.first(), Some(&(vec![], Way::NotSupported)));
+        let conditions = [
+            "the processor is an AMD Zen or later",
+            "the kernel's list has the host bridge of pci0000:17",
+        ];
+        let others: Vec<&str> = outcomes
+            .iter()
+            .skip(1)
+            .flat_map(|(facts, _)| facts)
+            .map(String::as_str)
+            .collect();
+        assert_eq!(others, conditions);
+        assert!(
+            outcomes
+                .iter()
+                .skip(1)
+                .all(|(_, way)| *way == Way::ThroughHostBridge)
+        );
+    }
+
+    #[test]
+    fn device_without_its_bridges_has_no_verdict() {
+        let gpu = two_sockets(DIRECT)
+            .split_once("1a:00.0")
+            .map(|(_, text)| format!("1a:00.0{text}"))
+            .unwrap();
+        let machine = machine(&gpu);
+        assert!(verdict(&machine, at("1b:00.0"), at("1a:00.0")).is_none());
     }
 }

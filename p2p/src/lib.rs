@@ -40,6 +40,8 @@ mod matrix;
 mod names;
 mod pair;
 mod read;
+#[cfg(test)]
+mod samples;
 mod size;
 mod sysfs;
 mod text;

@@ -333,17 +333,13 @@ impl Machine {
     /// Fills in where functions are attached, from the bus numbers of bridges.
     pub(crate) fn attach_by_bus_numbers(&mut self) {
         let mut bridges = BTreeMap::new();
-        let mut root_buses = BTreeSet::new();
         for (address, function) in &self.functions {
-            let bus = (address.domain, address.bus);
-            if address.bus == 0 || function.is_on_a_root_bus() {
-                root_buses.insert(bus);
-            }
             // Firmware that has not numbered a bridge's buses leaves zeros.
             if let Some((first, _)) = function.buses.filter(|(first, _)| *first > address.bus) {
                 bridges.insert((address.domain, first), *address);
             }
         }
+        let root_buses = self.root_buses();
         for (address, function) in &mut self.functions {
             let bus = (address.domain, address.bus);
             function.place = match bridges.get(&bus) {
@@ -352,6 +348,36 @@ impl Machine {
                 None => Place::Unknown,
             };
         }
+    }
+
+    /// Returns the buses that are root buses for certain: bus 0, those with a function that exists
+    /// there only, and in a source that shows a whole domain those with a bridge that are in no
+    /// other bridge's range.
+    fn root_buses(&self) -> BTreeSet<(u32, u8)> {
+        let is_first = |address: &Address| (address.bus, address.devfn()) == (0, 0);
+        let whole: BTreeSet<u32> = self
+            .functions
+            .keys()
+            .filter(|address| is_first(address))
+            .map(|first| first.domain)
+            .collect();
+        let is_in_a_range = |address: &Address| {
+            let contains = |(above, bridge): (&Address, &Function)| {
+                let has = |(first, last): (u8, u8)| (first..=last).contains(&address.bus);
+                above.domain == address.domain
+                    && above.bus != address.bus
+                    && bridge.buses.is_some_and(has)
+            };
+            self.functions.iter().any(contains)
+        };
+        let is_on_a_root_bus = |(address, function): &(&Address, &Function)| {
+            let is_top = function.kind() == Kind::Bridge && whole.contains(&address.domain);
+            address.bus == 0 || function.is_on_a_root_bus() || is_top && !is_in_a_range(address)
+        };
+        let on_root_buses = self.functions.iter().filter(is_on_a_root_bus);
+        on_root_buses
+            .map(|(address, _)| (address.domain, address.bus))
+            .collect()
     }
 }
 

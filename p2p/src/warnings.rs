@@ -140,3 +140,82 @@ fn payloads(machine: &Machine, client: Address, provider: Address) -> Option<Str
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::samples::{DIRECT, at, machine, two_sockets};
+
+    fn of(text: &str) -> Vec<String> {
+        machine(text).pair(at("1b:00.0"), at("1a:00.0")).warnings
+    }
+
+    /// Asserts that `text` in place of `instead_of` gives exactly one warning, with these words.
+    fn warns(instead_of: &str, text: &str, words: &str) {
+        let sample = two_sockets(DIRECT);
+        assert!(sample.contains(instead_of), "{instead_of}");
+        let warnings = of(&sample.replace(instead_of, text));
+        assert!(
+            matches!(warnings.as_slice(), [one] if one.contains(words)),
+            "{warnings:?}"
+        );
+    }
+
+    #[test]
+    fn sound_pair_has_no_warning() {
+        assert_eq!(of(&two_sockets(DIRECT)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_obstacle_has_its_warning() {
+        let gpu = "Region 1: Memory at 383800000000 (64-bit, prefetchable) [size=32G]";
+        let small = gpu.replace("32G", "256M");
+        warns(gpu, &small, "has 256 MiB: if the GPU has more memory");
+        let resizable = format!("{small}\n\tBAR 1: current size: 256MB, supported: 256MB 32GB");
+        warns(gpu, &resizable, "Resizable BAR offers 32 GiB");
+        warns(
+            "Kernel driver in use: nvidia",
+            "Kernel driver in use: vfio-pci",
+            "is bound to vfio-pci",
+        );
+        let disk = "Region 0: Memory at b8600000 (64-bit, non-prefetchable) [size=16K]";
+        warns(disk, "Control: I/O- Mem+ BusMaster-", "is not bus master");
+        let link = "LnkCap: Port #0, Speed 8GT/s, Width x4\n\tLnkSta: Speed 2.5GT/s (downgraded), Width x4 (ok)";
+        warns(disk, link, "runs at 2.5 GT/s x4, and supports 8 GT/s x4");
+        warns(
+            gpu,
+            &format!("{gpu}\n\tControl: I/O- Mem- BusMaster+"),
+            "does not decode memory",
+        );
+        warns(
+            gpu,
+            &format!(
+                "{gpu}\n\tMaxPayload 256 bytes\n1b:00.0 Non-Volatile memory controller: x\n\tMaxPayload 128 bytes"
+            ),
+            "Max Payload Size differs",
+        );
+    }
+
+    #[test]
+    fn virtual_machine_is_recognised() {
+        let text = "00:00.0 Host bridge: Intel Corporation 82G33/G31/P35/P31 Express DRAM Controller\n00:01.0 Unclassified device: Red Hat, Inc. Virtio console\n";
+        let warnings = machine(text).matrix(false).warnings;
+        assert!(
+            warnings
+                .iter()
+                .any(|warning| warning.contains("virtual machine (QEMU)")),
+            "{warnings:?}"
+        );
+    }
+
+    #[test]
+    fn kernel_without_the_option_is_named() {
+        let text = format!("# CONFIG_PCI_P2PDMA is not set\n{}", two_sockets(DIRECT));
+        let warnings = machine(&text).matrix(false).warnings;
+        assert!(
+            warnings
+                .iter()
+                .any(|warning| warning.contains("CONFIG_PCI_P2PDMA")),
+            "{warnings:?}"
+        );
+    }
+}

@@ -221,3 +221,65 @@ impl Wire {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
+
+    fn of(text: &str, client: &str, provider: &str) -> (Wire, String) {
+        let machine = machine(text);
+        let wire = wire(&machine, at(client), at(provider)).unwrap();
+        let sentence = wire.sentence(&machine);
+        (wire, sentence)
+    }
+
+    #[test]
+    fn request_stays_below_a_switch_that_does_not_redirect() {
+        let (wire, sentence) = of(&two_sockets(DIRECT), "1b:00.0", "1a:00.0");
+        assert_eq!((wire.distance, wire.is_direct()), (Distance::Pix, true));
+        assert_eq!(sentence, "stays below the switch at 0000:18:00.0");
+    }
+
+    #[test]
+    fn request_is_redirected_at_the_client_s_port_only() {
+        let (wire, sentence) = of(&two_sockets(REDIRECTS), "1b:00.0", "1a:00.0");
+        assert_eq!(wire.redirected_at, [at("19:09.0")]);
+        assert_eq!(wire.completions_redirected_at, [at("19:08.0")]);
+        assert!(!wire.is_direct());
+        assert_eq!(sentence, "ACS sends it up at 0000:19:09.0");
+    }
+
+    #[test]
+    fn completions_alone_can_be_redirected() {
+        let (wire, sentence) = of(&two_sockets("ReqRedir- CmpltRedir+"), "1b:00.0", "1a:00.0");
+        assert!(wire.is_direct());
+        assert_eq!(
+            sentence,
+            "stays below the switch at 0000:18:00.0; the completions of reads go up at 0000:19:08.0"
+        );
+    }
+
+    #[test]
+    fn distances_have_the_words_of_nvidia_smi() {
+        let text = two_sockets(DIRECT);
+        let distance = |client, provider| of(&text, client, provider).0.distance.word();
+        assert_eq!(distance("1b:00.0", "1a:00.0"), "PIX");
+        assert_eq!(distance("1c:00.0", "1a:00.0"), "PHB");
+        assert_eq!(distance("86:00.0", "1a:00.0"), "SYS");
+        assert_eq!(
+            of(&text, "86:00.0", "1a:00.0").1,
+            "crosses from NUMA node 1 to 0"
+        );
+        let one_node = text.replace("NUMA node: 1", "NUMA node: 0");
+        assert_eq!(
+            of(&one_node, "86:00.0", "1a:00.0").0.distance,
+            Distance::Node
+        );
+        let second_switch = text.replace("1b:00.0 Non", "1b:00.0 PCI bridge [0604]: PLX [10b5:8747]\n\tBus: primary=1b, secondary=1d, subordinate=1d\n1d:00.0 Non");
+        assert_eq!(
+            of(&second_switch, "1d:00.0", "1a:00.0").0.distance,
+            Distance::Pxb
+        );
+    }
+}
