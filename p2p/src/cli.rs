@@ -18,8 +18,8 @@ pub struct Options {
     /// as `nvme0` or `mlx5_0`, or `gpu0` for the first GPU.
     #[arg(num_args = 2, value_names = ["CLIENT", "PROVIDER"])]
     pub pair: Vec<String>,
-    /// Read another machine from a file with pasted output of `lspci -vvv`, or one of --save; `-`
-    /// reads the input.
+    /// Read another machine: from a file with pasted output of `lspci -vvv`, or one of --save; from
+    /// a folder with a copy of its `sys` and `proc`; `-` reads the input.
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
     /// Save what is needed to repeat the verdict elsewhere, without serial numbers, MAC addresses
@@ -87,6 +87,9 @@ fn machine(from: Option<&Path>) -> Result<Machine> {
     let Some(file) = from else {
         return Ok(Machine::here()?);
     };
+    if file.is_dir() {
+        return Ok(Machine::of_root(file)?);
+    }
     let mut bytes = Vec::new();
     let read = if file == Path::new("-") {
         io::stdin().lock().read_to_end(&mut bytes).map(|_| ())

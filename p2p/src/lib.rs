@@ -39,6 +39,7 @@ mod machine;
 mod matrix;
 mod names;
 mod pair;
+mod pci_ids;
 mod read;
 #[cfg(test)]
 mod samples;

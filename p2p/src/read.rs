@@ -32,7 +32,17 @@ impl Machine {
     ///
     /// sysfs cannot be read, or shows no PCI device.
     pub fn here() -> Result<Self, ReadError> {
-        Ok(sysfs::read(Path::new("/"))?)
+        Self::of_root(Path::new("/"))
+    }
+
+    /// Reads the machine whose `/` is the folder `root`, which may be a copy of another's `sys` and
+    /// `proc`.
+    ///
+    /// # Errors
+    ///
+    /// Its sysfs cannot be read, or shows no PCI device.
+    pub fn of_root(root: &Path) -> Result<Self, ReadError> {
+        Ok(sysfs::read(root)?)
     }
 
     /// Reads a machine from a text: a file of `--save`, or a paste with the output of `lspci` and

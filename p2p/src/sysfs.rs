@@ -10,6 +10,7 @@ use crate::address::Address;
 use crate::config_space;
 use crate::log;
 use crate::machine::{Acs, Bar, Function, Iommu, Machine, Place};
+use crate::pci_ids;
 
 /// `IORESOURCE_MEM`, `IORESOURCE_PREFETCH`, `IORESOURCE_MEM_64` (Linux include/linux/ioport.h).
 const MEMORY: u64 = 0x200;
@@ -40,6 +41,7 @@ pub(crate) fn read(root: &Path) -> io::Result<Machine> {
         return Err(io::Error::new(io::ErrorKind::NotFound, text));
     }
     infer_port_types(&mut machine);
+    describe(root, &mut machine);
     host(root, &mut machine);
     if machine
         .functions
@@ -179,6 +181,21 @@ fn infer_port_types(machine: &mut Machine) {
     }
 }
 
+/// Describes functions by the system's PCI ID list, or by their IDs.
+fn describe(root: &Path, machine: &mut Machine) {
+    let ids = machine
+        .functions
+        .values()
+        .filter_map(|function| function.id);
+    let names = pci_ids::names(root, &ids.map(pci_ids::key).collect());
+    for function in machine.functions.values_mut() {
+        if let Some(id) = function.id {
+            let name = names.get(&pci_ids::key(id)).cloned();
+            function.description = name.unwrap_or_else(|| format!("Device {id}"));
+        }
+    }
+}
+
 fn host(root: &Path, machine: &mut Machine) {
     let read = |path: &str| text(root.join(path)).unwrap_or_default();
     log::read(&read("proc/cpuinfo"), machine);
@@ -213,4 +230,128 @@ fn hypervisor(vendor: &str, cpuinfo: &str) -> Option<String> {
         }
         .to_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::machine::Kind;
+
+    /// A root folder with one GPU below a root port, as an unprivileged user sees them.
+    fn sample() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, content: &[u8]| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        };
+        let header = |id: [u8; 4], class: [u8; 2], kind: u8| {
+            let mut bytes = [0; 64];
+            bytes[..4].copy_from_slice(&id);
+            bytes[4] = 0x6;
+            bytes[0x0a..0x0c].copy_from_slice(&class);
+            bytes[0x0e] = kind;
+            bytes
+        };
+        let port = "sys/devices/pci0000:16/0000:16:02.0";
+        let gpu = "sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
+        write(
+            &format!("{port}/config"),
+            &header([0x86, 0x80, 0x7a, 0x34], [0x04, 0x06], 1),
+        );
+        write(
+            &format!("{gpu}/config"),
+            &header([0xde, 0x10, 0x30, 0x23], [0x02, 0x03], 0),
+        );
+        write(
+            &format!("{gpu}/resource"),
+            b"0x0 0x0 0x0\n0x0000380000000000 0x0000381fffffffff 0x000000000014220c\n",
+        );
+        write(&format!("{gpu}/numa_node"), b"1\n");
+        write(&format!("{gpu}/max_link_width"), b"16\n");
+        write(&format!("{gpu}/max_link_speed"), b"32.0 GT/s PCIe\n");
+        write(&format!("{gpu}/current_link_width"), b"8\n");
+        write(&format!("{gpu}/p2pmem/published"), b"1\n");
+        write(&format!("{gpu}/drm/renderD128/dev"), b"");
+        write(&format!("{gpu}/drm/card0-DP-1/dev"), b"");
+        write("sys/kernel/iommu_groups/7/type", b"DMA-FQ\n");
+        symlink(
+            root.path().join("sys/kernel/iommu_groups/7"),
+            root.path().join(gpu).join("iommu_group"),
+        )
+        .unwrap();
+        symlink(
+            "/sys/bus/pci/drivers/nvidia",
+            root.path().join(gpu).join("driver"),
+        )
+        .unwrap();
+        write("proc/cpuinfo", b"vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel name\t: AMD EPYC 7763\nflags\t\t: fpu hypervisor\n");
+        write("proc/sys/kernel/osrelease", b"6.8.0-45-generic\n");
+        write("proc/cmdline", b"root=/dev/sda1 iommu=pt pci=noaer\n");
+        write("boot/config-6.8.0-45-generic", b"CONFIG_PCI_P2PDMA=y\n");
+        write("sys/class/dmi/id/sys_vendor", b"QEMU\n");
+        write(
+            "usr/share/misc/pci.ids",
+            b"10de  NVIDIA Corporation\n\t2330  GH100\n",
+        );
+        let devices = root.path().join("sys/bus/pci/devices");
+        fs::create_dir_all(&devices).unwrap();
+        for (name, path) in [("0000:16:02.0", port), ("0000:17:00.0", gpu)] {
+            symlink(root.path().join(path), devices.join(name)).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn unprivileged_user_reads_all_but_acs() {
+        let root = sample();
+        let machine = read(root.path()).unwrap();
+        let port: Address = "16:02.0".parse().unwrap();
+        let gpu = machine.function("17:00.0".parse().unwrap()).unwrap();
+        assert_eq!((gpu.place, gpu.kind()), (Place::Below(port), Kind::Gpu));
+        assert_eq!(gpu.description, "NVIDIA Corporation GH100");
+        assert_eq!(gpu.provider_bar().and_then(|bar| bar.size), Some(128 << 30));
+        assert_eq!(
+            (gpu.numa_node, gpu.iommu_group, gpu.iommu),
+            (Some(1), Some(7), Some(Iommu::Translates))
+        );
+        assert_eq!(
+            (gpu.driver.as_deref(), gpu.p2pmem),
+            (Some("nvidia"), Some(true))
+        );
+        assert_eq!(gpu.names, ["renderD128"]);
+        let link = gpu.link.unwrap();
+        assert_eq!(
+            (link.width, link.max_width, link.max_speed),
+            (Some(8), Some(16), Some(32.0))
+        );
+        let port = machine.function(port).unwrap();
+        assert_eq!(
+            (port.place, port.port_type),
+            (Place::RootBus, Some(PortType::RootPort))
+        );
+        assert_eq!(port.acs, Acs::Unknown);
+        assert_eq!(machine.gaps, ["ACS, which only root can read"]);
+    }
+
+    #[test]
+    fn host_is_read_without_what_identifies_it() {
+        let host = read(sample().path()).unwrap().host;
+        assert_eq!(host.cpu.map(|cpu| cpu.family), Some(25));
+        assert_eq!(host.release.as_deref(), Some("6.8.0-45-generic"));
+        assert_eq!(host.command_line.as_deref(), Some("iommu=pt pci=noaer"));
+        assert_eq!(
+            (host.iommu, host.has_p2pdma),
+            (Some(Iommu::Translates), Some(true))
+        );
+        assert_eq!(host.hypervisor.as_deref(), Some("QEMU"));
+    }
+
+    #[test]
+    fn folder_without_sysfs_is_an_error() {
+        let empty = tempfile::tempdir().unwrap();
+        assert!(read(empty.path()).is_err());
+    }
 }
