@@ -6,10 +6,13 @@ use serde::Serialize;
 use crate::address::Address;
 use crate::changes::{self, Change};
 use crate::kernel::{self, KernelVerdict, Outcome, Way};
-use crate::machine::{Acs, Machine, Statement};
+use crate::machine::{Acs, Kind, Machine, Statement};
 use crate::tree::{Tree, host_bridge_name, root_bus_name};
 use crate::warnings;
 use crate::wire::{self, Wire};
+
+/// The number of EINVAL (Linux include/uapi/asm-generic/errno-base.h).
+const EINVAL: i32 = 22;
 
 /// The verdicts on the requests of a client to the memory of a provider.
 #[derive(Clone, Debug, Serialize)]
@@ -41,6 +44,8 @@ pub struct Kernel {
     pub why: String,
     /// Facts that the machine does not tell, and the way if they are true.
     pub conditions: Vec<Condition>,
+    /// The error with which a refused transfer fails.
+    pub error: Option<String>,
     /// The kernel's release, or the one that was assumed.
     pub release: String,
     /// The release was not told.
@@ -108,9 +113,19 @@ fn in_words(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> K
         way: verdict.first.way,
         why: why(machine, verdict, ends),
         conditions: verdict.others.iter().map(condition).collect(),
+        error: refusal(machine, verdict.first.way, ends[0]),
         release: machine.release().to_string(),
         is_release_assumed: machine.host.release.is_none(),
     }
+}
+
+/// Returns the error of a refused transfer of `client`: drivers other than NVMe's map a scatterlist,
+/// for which every release has the same error.
+fn refusal(machine: &Machine, way: Way, client: Address) -> Option<String> {
+    let is_nvme = machine.function(client)?.kind() == Kind::Nvme;
+    let is_einval = is_nvme && machine.release().refusal_of_nvme() == EINVAL;
+    let error = if is_einval { "EINVAL" } else { "EREMOTEIO" };
+    (way == Way::NotSupported).then(|| error.to_owned())
 }
 
 /// Returns the reason. The rule knows a host bridge by its ID; a text may have shown its name only.
@@ -161,7 +176,8 @@ fn describe(machine: &Machine, tree: &Tree, hop: Hop) -> String {
     let words = [
         function.port_type.map(|kind| kind.to_string()),
         id,
-        Some(function.description.clone()).filter(|text| !text.is_empty()),
+        Some(function.description.clone())
+            .filter(|text| !text.is_empty() && !text.starts_with("Device ")),
     ];
     words.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

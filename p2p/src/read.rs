@@ -13,7 +13,7 @@ use crate::sysfs;
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// sysfs cannot be read.
-    #[error("cannot read this machine's PCI devices: {0}")]
+    #[error("cannot read the PCI devices in sysfs")]
     Sysfs(#[from] io::Error),
     /// The text has no PCI device.
     #[error(
@@ -21,7 +21,7 @@ pub enum ReadError {
     )]
     NoDevice,
     /// The text is JSON of another kind.
-    #[error("this JSON is not a machine that `peerbar p2p --save` wrote: {0}")]
+    #[error("this JSON is not a machine that `peerbar p2p --save` wrote")]
     Json(#[from] serde_json::Error),
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn read(root: &Path) -> io::Result<Machine> {
     {
         machine
             .gaps
-            .push("ACS, which only root can read".to_owned());
+            .push("ACS, which only root can read: sudo peerbar p2p".to_owned());
     }
     Ok(machine)
 }
@@ -214,7 +214,7 @@ fn host(root: &Path, machine: &mut Machine) {
             Iommu::PassThrough => 1,
             Iommu::Translates => 2,
         });
-    host.release = Some(release);
+    host.release = Some(release).filter(|release| !release.is_empty());
 }
 
 /// Returns the name of the hypervisor that firmware or the processor shows to its guests.
@@ -333,7 +333,10 @@ mod tests {
             (Place::RootBus, Some(PortType::RootPort))
         );
         assert_eq!(port.acs, Acs::Unknown);
-        assert_eq!(machine.gaps, ["ACS, which only root can read"]);
+        assert_eq!(
+            machine.gaps,
+            ["ACS, which only root can read: sudo peerbar p2p"]
+        );
     }
 
     #[test]

@@ -3,14 +3,26 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::changes::Change;
 use crate::labels::Labels;
 use crate::machine::{Iommu, Machine};
 use crate::matrix::{Cell, Device, Matrix};
 use crate::pair::{Kernel, Pair, PathHop};
 use crate::size::human;
 
-/// The most columns of a table; a machine with more clients is shown as a list for each provider.
-const MOST_COLUMNS: usize = 16;
+/// Why there may be no pair.
+const NO_PAIR: &str = "\
+No pair: it needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device.
+";
+/// The words of the kernel's table.
+const KERNEL_LEGEND: &str =
+    "  bus: direct, by bus address; host: through the host bridge; no: refused
+  ?: depends on what the source does not show
+";
+/// The words of the wire's table.
+const WIRE_LEGEND: &str = "  PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node
+  SYS: two NUMA nodes; ^: sent up by ACS
+";
 /// Width of the words before a block of lines.
 const MARGIN: usize = 9;
 /// Width of a terminal.
@@ -21,29 +33,34 @@ pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
     let mut text = host(machine);
     text.push('\n');
     text.push_str(&devices(&matrix.devices));
-    let clients = matrix.devices.len();
-    if matrix.pairs.is_empty() {
-        text.push_str("\nNo pair: a pair needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device.\n");
-    } else if matrix.pairs.iter().all(|cell| cell.way.is_none()) {
-        text.push_str("\nNo verdict: the source does not show the bridges above these devices.\n");
-    } else if clients <= MOST_COLUMNS {
-        text.push_str("\nLinux on DMA of a column's device to memory of a row's device:\n");
-        text.push_str(&table(matrix, Cell::kernel_word));
-        text.push_str("  bus: direct, by bus address; host: through the host bridge; no: refused; ?: depends on what is not known\n");
-        text.push_str("\nThe way on the wire, in the words of `nvidia-smi topo`:\n");
-        text.push_str(&table(matrix, Cell::wire_word));
-        text.push_str("  PIX: one switch; PXB: several; PHB: root complex; NODE, SYS: host bridges of one, of two NUMA nodes; ^: sent up by ACS\n");
-    } else {
-        text.push_str(
-            "\nLinux on DMA to the memory of each device, and the distance on the wire:\n",
-        );
-        text.push_str(&lists(matrix));
-    }
+    text.push('\n');
+    text.push_str(&verdicts(matrix));
     if let Some(line) = machine.unlisted_host_bridges().next() {
         let _ = write!(text, "\nThe kernel's log: {line}\n");
     }
     text.push_str(&notes(&matrix.warnings, &matrix.gaps));
     text
+}
+
+/// Returns the verdicts on all pairs: two tables, or lists if a table is too wide.
+fn verdicts(matrix: &Matrix) -> String {
+    let kernel = table(matrix, Cell::kernel_word);
+    if matrix.pairs.is_empty() {
+        NO_PAIR.to_owned()
+    } else if matrix.pairs.iter().all(|cell| cell.way.is_none()) {
+        "No verdict: the source does not show the bridges above these devices.\n".to_owned()
+    } else if kernel.lines().all(|line| line.chars().count() <= WIDTH) {
+        let wire = table(matrix, Cell::wire_word);
+        format!(
+            "Linux on DMA of a column's device to memory of a row's device:\n{kernel}{KERNEL_LEGEND}\n\
+             The way on the wire, in the words of `nvidia-smi topo`:\n{wire}{WIRE_LEGEND}"
+        )
+    } else {
+        let lists = lists(matrix);
+        format!(
+            "Linux on DMA to the memory of each device, and the distance on the wire:\n{lists}{KERNEL_LEGEND}{WIRE_LEGEND}"
+        )
+    }
 }
 
 /// Returns a line about processor, kernel and IOMMU.
@@ -194,7 +211,8 @@ fn notes(warnings: &[String], gaps: &[String]) -> String {
 pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
     let labels = Labels::of(machine);
     let (client, provider) = (labels.label(pair.client), labels.label(pair.provider));
-    let mut text = format!("{client} to memory of {provider}: {}\n", headline(pair));
+    let head = format!("{client} to memory of {provider}: {}", headline(pair));
+    let mut text = wrap(&head, WIDTH).join("\n  ") + "\n";
     if let Some(kernel) = &pair.kernel {
         text.push_str(&block("kernel", &kernel_lines(kernel)));
     }
@@ -204,21 +222,25 @@ pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
     }
     text.push_str(&block_unwrapped("path", &path(&pair.path, &labels)));
     text.push_str(&block("log", &pair.statements));
-    let changes: Vec<String> = pair
-        .changes
-        .iter()
-        .map(|change| {
-            let price = change
-                .price
-                .as_ref()
-                .map(|price| format!("; {price}"))
-                .unwrap_or_default();
-            format!("{}: {}{price}", change.change, change.way)
-        })
-        .collect();
-    text.push_str(&block("change", &changes));
+    text.push_str(&block(
+        "change",
+        &pair.changes.iter().flat_map(change).collect::<Vec<_>>(),
+    ));
     text.push_str(&block("warning", &pair.warnings));
     text
+}
+
+/// Returns what to do, on a line of its own, and what it gives and costs.
+fn change(change: &Change) -> [String; 2] {
+    let price = change
+        .price
+        .as_ref()
+        .map(|price| format!("; {price}"))
+        .unwrap_or_default();
+    [
+        change.change.clone(),
+        format!("  gives: {}{price}", change.way),
+    ]
 }
 
 fn headline(pair: &Pair) -> String {
@@ -240,13 +262,23 @@ fn headline(pair: &Pair) -> String {
 }
 
 fn kernel_lines(kernel: &Kernel) -> Vec<String> {
+    let otherwise = if kernel.conditions.is_empty() {
+        ""
+    } else {
+        "otherwise: "
+    };
     let assumed = if kernel.is_release_assumed {
         " assumed"
     } else {
         ""
     };
+    let error = kernel
+        .error
+        .as_ref()
+        .map(|error| format!("; a transfer fails with {error}"));
+    let error = error.unwrap_or_default();
     vec![format!(
-        "{} (Linux {}{assumed})",
+        "{otherwise}{} (Linux {}{assumed}){error}",
         kernel.why, kernel.release
     )]
 }
@@ -317,4 +349,83 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{REDIRECTS, at, machine, two_sockets};
+
+    #[test]
+    fn matrix_has_a_row_for_each_provider() {
+        let machine = machine(&two_sockets(REDIRECTS));
+        let text = matrix(&machine, &machine.matrix(false));
+        let expected = "\
+Intel family 0x6, Linux 7.3 assumed, IOMMU unknown
+
+  gpu0   0000:1a:00.0  NVIDIA Corporation GV100GL, 32 GiB of memory, NUMA node 0, nvidia
+  nvme0  0000:1b:00.0  Samsung Electronics Co Ltd NVMe SSD, NUMA node 0, nvme
+  nvme1  0000:1c:00.0  Samsung Electronics Co Ltd NVMe SSD, NUMA node 0, nvme
+  nic0   0000:86:00.0  Mellanox Technologies MT27800 Family [ConnectX-5], NUMA node 1, mlx5_core
+
+Linux on DMA of a column's device to memory of a row's device:
+         gpu0 nvme0 nvme1  nic0
+  gpu0      -  host  host  host
+  bus: direct, by bus address; host: through the host bridge; no: refused
+  ?: depends on what the source does not show
+
+The way on the wire, in the words of `nvidia-smi topo`:
+         gpu0 nvme0 nvme1  nic0
+  gpu0      -  PIX^   PHB   SYS
+  PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node
+  SYS: two NUMA nodes; ^: sent up by ACS
+
+  lacking  the kernel: `uname -a` shows it
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn machine_with_many_devices_is_shown_by_provider() {
+        let disks: String = (1..=24)
+            .map(|disk| {
+                format!(
+                    "1a:{disk:02x}.0 Non-Volatile memory controller [0108]: Samsung [144d:a808]\n"
+                )
+            })
+            .collect();
+        let machine = machine(&(two_sockets(REDIRECTS) + &disks));
+        let text = matrix(&machine, &machine.matrix(false));
+        let list = text.split_once("distance on the wire:\n").unwrap().1;
+        assert!(
+            list.lines().all(|line| line.chars().count() <= WIDTH),
+            "{list}"
+        );
+        assert!(
+            list.contains("\n    host   PIX^   nvme24\n    host   PHB    nvme25\n"),
+            "{list}"
+        );
+    }
+
+    #[test]
+    fn pair_is_explained_hop_by_hop() {
+        let machine = machine(&two_sockets(REDIRECTS));
+        let text = pair(&machine, &machine.pair(at("1b:00.0"), at("1a:00.0")));
+        assert!(
+            text.starts_with("nvme0 to memory of gpu0: through the host bridge\n"),
+            "{text}"
+        );
+        let port = "\n           0000:19:09.0        switch, downstream port, 10b5:8747, PLX ";
+        assert!(text.contains(port), "{text}");
+        assert!(
+            text.contains("ACS: ReqRedir+ CmpltRedir+  <- decides\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("  wire     PIX: ACS sends it up at 0000:19:09.0\n"),
+            "{text}"
+        );
+        let change = "  change   setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; setpci -s 0000:19:09.0 ECAP_ACS+6.w=0011\n             gives: bus address;";
+        assert!(text.contains(change), "{text}");
+    }
 }
