@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use peerbar_rule::Vendor;
+
 use crate::changes::Change;
 use crate::labels::Labels;
 use crate::machine::{Iommu, Machine};
@@ -69,7 +71,8 @@ fn host(machine: &Machine) -> String {
     let cpu = match (&host.cpu_name, host.cpu) {
         (Some(name), _) => name.clone(),
         (None, Some(cpu)) if cpu.is_trusted() => "AMD Zen or later".to_owned(),
-        (None, Some(cpu)) => format!("{cpu}"),
+        (None, Some(cpu)) if cpu.vendor == Vendor::Intel => "Intel processor".to_owned(),
+        (None, Some(cpu)) => cpu.to_string(),
         (None, None) => "unknown processor".to_owned(),
     };
     let kernel = match &host.release {
@@ -80,6 +83,13 @@ fn host(machine: &Machine) -> String {
         Some(Iommu::Translates) => "IOMMU translates",
         Some(Iommu::PassThrough) => "IOMMU passes addresses through",
         Some(Iommu::Off) => "no IOMMU",
+        None if machine
+            .functions
+            .values()
+            .any(|function| function.iommu_group.is_some()) =>
+        {
+            "IOMMU on"
+        }
         None => "IOMMU unknown",
     };
     format!("{cpu}, {kernel}, {iommu}\n")
@@ -361,7 +371,7 @@ mod tests {
         let machine = machine(&two_sockets(REDIRECTS));
         let text = matrix(&machine, &machine.matrix(false));
         let expected = "\
-Intel family 0x6, Linux 7.3 assumed, IOMMU unknown
+Intel processor, Linux 7.3 assumed, IOMMU on
 
   gpu0   0000:1a:00.0  NVIDIA Corporation GV100GL, 32 GiB of memory, NUMA node 0, nvidia
   nvme0  0000:1b:00.0  Samsung Electronics Co Ltd NVMe SSD, NUMA node 0, nvme

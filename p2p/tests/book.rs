@@ -1,0 +1,42 @@
+//! The outputs in the book are those of the program.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Returns the output of the program with `arguments`, started in the project's folder.
+fn output(arguments: &[&str]) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerbar-p2p"));
+    let output = command.args(arguments).current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn book_shows_what_the_program_prints() {
+    let book = include_str!("../../docs/src/p2p.md");
+    let mut shown = 0;
+    for block in book.split("```\n$ peerbar p2p ").skip(1) {
+        let (command, rest) = block.split_once('\n').unwrap();
+        let (expected, _) = rest.split_once("```").unwrap();
+        let arguments: Vec<&str> = command.split(' ').collect();
+        assert_eq!(output(&arguments), expected, "peerbar p2p {command}");
+        shown += 1;
+    }
+    assert_eq!(shown, 2);
+}
+
+#[test]
+fn saved_machine_gives_the_same_verdicts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("machine.json");
+    let file = file.to_str().unwrap();
+    let source = ["--from", "docs/src/lspci.txt"];
+    let of_source = output(&[&source[..], &["--save", file]].concat());
+    assert_eq!(output(&["--from", file]), of_source);
+    let pair = ["nvme1", "gpu0", "--json"];
+    assert_eq!(
+        output(&[&["--from", file], &pair[..]].concat()),
+        output(&[&source[..], &pair[..]].concat())
+    );
+}
