@@ -168,7 +168,7 @@ fn table(matrix: &Matrix, word: impl Fn(&Cell) -> String) -> String {
     text
 }
 
-/// Returns for each provider its clients, those with equal verdicts on one line.
+/// Returns for each provider its clients, those with equal verdicts together.
 fn lists(matrix: &Matrix) -> String {
     let labels: BTreeMap<_, _> = matrix
         .devices
@@ -192,18 +192,44 @@ fn lists(matrix: &Matrix) -> String {
             }
         }
         for ((kernel, wire), clients) in groups {
-            let lines = wrap(&clients.join(" "), WIDTH.saturating_sub(18));
-            for (at, line) in lines.iter().enumerate() {
-                let head = if at == 0 {
-                    format!("{kernel:6} {wire:5}")
-                } else {
-                    String::new()
-                };
-                let _ = writeln!(text, "    {head:12}  {line}");
-            }
+            let clients =
+                wrap(&in_ranges(&clients), WIDTH.saturating_sub(18)).join("\n                  ");
+            let _ = writeln!(text, "    {kernel:6} {wire:5}  {clients}");
         }
     }
     text
+}
+
+/// Joins labels, consecutive ones as ranges: `gpu0-3 nic7`.
+fn in_ranges(labels: &[&str]) -> String {
+    let numbered = |label: &&str| {
+        let prefix = label.trim_end_matches(|c: char| c.is_ascii_digit());
+        let number: u32 = label.get(prefix.len()..)?.parse().ok()?;
+        Some((prefix.to_owned(), number))
+    };
+    let mut ranges: Vec<(String, Option<(u32, u32)>)> = Vec::new();
+    for label in labels {
+        let Some((prefix, number)) = numbered(label) else {
+            ranges.push(((*label).to_owned(), None));
+            continue;
+        };
+        let next = ranges.iter_mut().find_map(|(known, range)| {
+            let range = range
+                .as_mut()
+                .filter(|(_, last)| last.checked_add(1) == Some(number));
+            range.filter(|_| *known == prefix)
+        });
+        match next {
+            Some((_, last)) => *last = number,
+            None => ranges.push((prefix, Some((number, number)))),
+        }
+    }
+    let words = ranges.into_iter().map(|(prefix, range)| match range {
+        None => prefix,
+        Some((first, last)) if first == last => format!("{prefix}{first}"),
+        Some((first, last)) => format!("{prefix}{first}-{last}"),
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Returns warnings and gaps as lines.
@@ -415,6 +441,14 @@ The way on the wire, in the words of `nvidia-smi topo`:
             list.contains("\n    host   PIX^   nvme24\n    host   PHB    nvme25\n"),
             "{list}"
         );
+    }
+
+    #[test]
+    fn consecutive_labels_are_ranges() {
+        let labels = [
+            "gpu0", "nic0", "gpu1", "mlx5_0", "gpu3", "mlx5_1", "eth", "gpu2",
+        ];
+        assert_eq!(in_ranges(&labels), "gpu0-2 nic0 mlx5_0-1 gpu3 eth");
     }
 
     #[test]
