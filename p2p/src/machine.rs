@@ -91,6 +91,8 @@ pub struct Function {
     pub max_payload: Option<u16>,
     /// Device Control, Enable Relaxed Ordering.
     pub relaxed_ordering: Option<bool>,
+    /// The number of address bits that its driver lets it use for DMA (sysfs, `dma_mask_bits`).
+    pub dma_bits: Option<u32>,
     /// NUMA node.
     pub numa_node: Option<u16>,
     /// IOMMU group.

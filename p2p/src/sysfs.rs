@@ -76,6 +76,7 @@ fn function(folder: &Path) -> Function {
         &mut function,
     );
     function.numa_node = text(folder.join("numa_node")).and_then(|node| node.parse().ok());
+    function.dma_bits = text(folder.join("dma_mask_bits")).and_then(|bits| bits.parse().ok());
     function.driver = link_name(folder.join("driver"));
     let group = folder.join("iommu_group");
     function.iommu_group = link_name(group.clone()).and_then(|group| group.parse().ok());
@@ -270,6 +271,7 @@ mod tests {
             b"0x0 0x0 0x0\n0x0000380000000000 0x0000381fffffffff 0x000000000014220c\n",
         );
         write(&format!("{gpu}/numa_node"), b"1\n");
+        write(&format!("{gpu}/dma_mask_bits"), b"47\n");
         write(&format!("{gpu}/max_link_width"), b"16\n");
         write(&format!("{gpu}/max_link_speed"), b"32.0 GT/s PCIe\n");
         write(&format!("{gpu}/current_link_width"), b"8\n");
@@ -321,7 +323,10 @@ mod tests {
             (gpu.driver.as_deref(), gpu.p2pmem),
             (Some("nvidia"), Some(true))
         );
-        assert_eq!(gpu.names, ["renderD128"]);
+        assert_eq!(
+            (gpu.names.as_slice(), gpu.dma_bits),
+            (&["renderD128".to_owned()][..], Some(47))
+        );
         let link = gpu.link.unwrap();
         assert_eq!(
             (link.width, link.max_width, link.max_speed),

@@ -44,6 +44,18 @@ pub(crate) fn of_pair(
     }
     warnings.extend(links(machine, client, provider));
     warnings.extend(payloads(machine, client, provider));
+    if let (Some(of_client), Some(of_provider)) =
+        (machine.function(client), machine.function(provider))
+    {
+        warnings.extend(out_of_reach((client, of_client), (provider, of_provider)));
+        warnings.extend(relaxed_ordering(
+            (client, of_client),
+            (provider, of_provider),
+        ));
+        if machine.is_complete && of_provider.p2pmem.is_none() {
+            warnings.push(unpublished(provider, of_provider));
+        }
+    }
     if wire.distance == Distance::Sys {
         warnings.push("the pair is on two NUMA nodes: many processors forward peer-to-peer requests between them slowly, or not at all".to_owned());
     }
@@ -76,6 +88,45 @@ fn of_function(address: Address, function: &Function, role: Role) -> Vec<String>
         ));
     }
     warnings
+}
+
+/// Returns the warning that Linux itself knows no memory of a provider.
+fn unpublished(address: Address, function: &Function) -> String {
+    let driver = function.driver.as_deref().unwrap_or("no driver");
+    format!(
+        "{address} ({driver}) publishes no p2pmem: Linux' own users of peer memory, such as O_DIRECT, cannot name it; a \
+         vendor's stack or a dma-buf may"
+    )
+}
+
+/// Warns of memory above the addresses that the client can issue.
+fn out_of_reach(client: (Address, &Function), provider: (Address, &Function)) -> Option<String> {
+    let bits = client.1.dma_bits.filter(|bits| *bits < u64::BITS)?;
+    let bar = provider.1.provider_bar()?;
+    let last = bar.address?.checked_add(bar.size?)?.checked_sub(1)?;
+    (last >> bits != 0).then(|| {
+        format!(
+            "BAR {} of {} ends at {last:#x}, and the driver of {} uses {bits} bits for DMA: lower the BAR in the firmware \
+             (MMIO base or size), or use an IOMMU",
+            bar.index, provider.0, client.0
+        )
+    })
+}
+
+/// Warns of ends of which one uses Relaxed Ordering.
+fn relaxed_ordering(
+    client: (Address, &Function),
+    provider: (Address, &Function),
+) -> Option<String> {
+    let (of_client, of_provider) = (client.1.relaxed_ordering?, provider.1.relaxed_ordering?);
+    let (on, off) = if of_client {
+        (client.0, provider.0)
+    } else {
+        (provider.0, client.0)
+    };
+    (of_client != of_provider).then(|| {
+        format!("Relaxed Ordering is on at {on} and off at {off}: the two directions may differ in speed")
+    })
 }
 
 /// Warns of a GPU whose BAR shows only a part of its memory.
@@ -192,6 +243,28 @@ mod tests {
                 "{gpu}\n\tMaxPayload 256 bytes\n1b:00.0 Non-Volatile memory controller: x\n\tMaxPayload 128 bytes"
             ),
             "Max Payload Size differs",
+        );
+    }
+
+    #[test]
+    fn memory_above_the_client_s_addresses_is_named() {
+        let mut machine = machine(&two_sockets(DIRECT));
+        let warnings =
+            |machine: &crate::machine::Machine| machine.pair(at("1b:00.0"), at("1a:00.0")).warnings;
+        for (bits, expected) in [(64, 0), (46, 0), (45, 1)] {
+            machine.functions.get_mut(&at("1b:00.0")).unwrap().dma_bits = Some(bits);
+            assert_eq!(warnings(&machine).len(), expected, "{bits}");
+        }
+    }
+
+    #[test]
+    fn provider_without_p2pmem_is_named_where_sysfs_shows_it() {
+        let mut machine = machine(&two_sockets(DIRECT));
+        machine.is_complete = true;
+        let warnings = machine.pair(at("1b:00.0"), at("1a:00.0")).warnings;
+        assert!(
+            matches!(warnings.as_slice(), [one] if one.contains("(nvidia) publishes no p2pmem")),
+            "{warnings:?}"
         );
     }
 

@@ -7,9 +7,13 @@ use std::process::Command;
 fn output(arguments: &[&str]) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerbar-p2p"));
-    let output = command.args(arguments).current_dir(root).output().unwrap();
+    let output = command
+        .args(arguments)
+        .current_dir(root)
+        .output()
+        .expect("the program starts");
     assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
+    String::from_utf8(output.stdout).expect("the output is text")
 }
 
 #[test]
