@@ -1,5 +1,6 @@
 //! A run that has ended: judged, and stored in its folder.
 
+use std::fmt::Display;
 use std::io::Write;
 
 use anyhow::Context;
@@ -172,6 +173,14 @@ impl Concluded {
     }
 }
 
+/// Writes the verdict of a run that was not run to its end, with the reason `why`. The caller
+/// reports that reason, so an error of the file is a warning and does not take its place.
+pub fn leave_not_run(folder: &Folder, why: impl Display) {
+    if let Err(error) = folder.write(VERDICT, &format!("not run: {why}\n")) {
+        log::warn!("the run is left without a verdict: {error:#}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
@@ -189,6 +198,20 @@ mod tests {
         let first = "disk0 publishes its CMB as p2pmem".to_owned();
         assert_eq!(row(0), Some(first));
         assert_eq!(row(demo.checks.len()), None);
+    }
+
+    #[test]
+    fn run_that_did_not_run_leaves_the_reason_if_it_can() {
+        let runs = tempfile::tempdir().unwrap();
+        let folder = Folder::named(runs.path(), "x").unwrap();
+        leave_not_run(&folder, "no memory");
+        let verdict = folder.path().join(VERDICT);
+        let text = std::fs::read_to_string(&verdict).unwrap();
+        assert_eq!(text, "not run: no memory\n");
+        std::fs::remove_file(&verdict).unwrap();
+        std::fs::create_dir(&verdict).unwrap();
+        leave_not_run(&folder, "no memory");
+        assert!(verdict.is_dir());
     }
 
     #[test]

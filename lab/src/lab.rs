@@ -19,7 +19,7 @@ use peerbar_report::{
 use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, RunOutcome};
-use crate::finished_run::VERDICT;
+use crate::finished_run::leave_not_run;
 use crate::folder::{Folder, flight_record};
 use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, Next, QEMU_LOG};
 use crate::guest_files;
@@ -303,11 +303,8 @@ impl Lab {
     /// # Errors
     /// The reason why the guest does not become ready, which is its verdict then.
     pub(crate) fn become_ready(&mut self) -> Result<(), LabError> {
-        if let Err(error) = self.wait_until_ready() {
-            self.folder.write(VERDICT, &format!("not run: {error}\n"))?;
-            return Err(error);
-        }
-        Ok(())
+        self.wait_until_ready()
+            .inspect_err(|error| leave_not_run(&self.folder, error))
     }
 
     fn wait_until_ready(&mut self) -> Result<(), LabError> {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, RunOutcome};
-use crate::finished_run::{SCENARIO, VERDICT};
+use crate::finished_run::{SCENARIO, VERDICT, leave_not_run};
 use crate::folder::Folder;
 use crate::group_check::{self, Transfers};
 use crate::group_fabric::GroupFabric;
@@ -122,10 +122,9 @@ impl LabOptions {
             folder,
             started: Instant::now(),
         };
-        if let Err(error) = started.start(&self, progress) {
-            started.not_run(started.folder.path(), &error)?;
-            return Err(error);
-        }
+        started
+            .start(&self, progress)
+            .inspect_err(|error| leave_not_run(&started.folder, error))?;
         Ok(started)
     }
 }
@@ -371,12 +370,6 @@ impl LabGroup {
         ));
         self.ready = self.ready.saturating_add(1);
         Ok(true)
-    }
-
-    fn not_run(&self, folder: &Path, why: &LabError) -> anyhow::Result<()> {
-        let path = folder.join(VERDICT);
-        fs::write(&path, format!("not run: {why}\n"))
-            .with_context(|| format!("cannot write {}", path.display()))
     }
 }
 

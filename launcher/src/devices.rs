@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
-use peerbar_lab::finished_run::{SCENARIO, VERDICT};
+use peerbar_lab::finished_run::{SCENARIO, VERDICT, leave_not_run};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::own_qemu::OwnQemu;
 use peerbar_lab::qemu::Sockets;
@@ -56,13 +56,8 @@ pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
     };
     folder.begin(Some(&path), versions)?;
     folder.write(SCENARIO, &scenario.text)?;
-    let died = match serve(options, &scenario, &sockets, &folder, &signals) {
-        Ok(died) => died,
-        Err(failure) => {
-            folder.write(VERDICT, &format!("not run: {failure}\n"))?;
-            return Err(failure);
-        }
-    };
+    let died = serve(options, &scenario, &sockets, &folder, &signals)
+        .inspect_err(|failure| leave_not_run(&folder, failure))?;
     let verdict = died.as_deref().unwrap_or("ended by the user");
     folder.write(VERDICT, &format!("{verdict}\n"))?;
     Ok(match &died {

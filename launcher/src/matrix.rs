@@ -36,6 +36,7 @@ use crate::report;
 use crate::series::write_plan;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::{Failure, RunOutcome};
+use peerbar_lab::finished_run::{VERDICT, leave_not_run};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
@@ -86,16 +87,14 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let rules = rules(&boots, &orders, kernel)?;
     let folder = options.runs.begin("matrix")?;
     folder.begin(None, artifacts.versions())?;
-    if let Err(failure) = boots::run(
+    boots::run(
         &orders,
         &options.own.words(),
         jobs(options),
         &folder,
         &signals,
-    ) {
-        folder.write("verdict", &format!("not run: {failure}\n"))?;
-        return Err(failure);
-    }
+    )
+    .inspect_err(|failure| leave_not_run(&folder, failure))?;
     let mut filled = Filled::empty(options.device, artifacts.versions());
     filled.caveat = kernel.caveat();
     for ((boot, order), rules) in boots.iter().zip(&orders).zip(rules) {
@@ -231,7 +230,7 @@ impl Filled {
             "matrix.txt",
             &(table::tables(&self.cells, false) + &summary),
         )?;
-        folder.write("verdict", &format!("{outcome}\n"))?;
+        folder.write(VERDICT, &format!("{outcome}\n"))?;
         if as_json {
             let text = serde_json::to_string_pretty(&value).context("cannot write the matrix")?;
             print(&(text + "\n"))?;

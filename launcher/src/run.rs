@@ -17,7 +17,7 @@ use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, RunOutcome};
-use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
+use peerbar_lab::finished_run::{FinishedRun, SCENARIO, leave_not_run};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent, Next, QEMU_LOG};
 use peerbar_lab::guest_needs::GuestNeeds;
@@ -50,14 +50,8 @@ pub(crate) fn run(
     let artifacts = artifacts(options, GuestNeeds::of(scenario), signals)?;
     let boot = boot(options, scenario, &artifacts);
     let folder = begin(options, scenario, &artifacts)?;
-    let (verdict, text) =
-        match boot_and_check(options, scenario, &artifacts, &boot, &folder, signals) {
-            Ok(concluded) => concluded,
-            Err(failure) => {
-                folder.write(VERDICT, &format!("not run: {failure}\n"))?;
-                return Err(failure);
-            }
-        };
+    let (verdict, text) = boot_and_check(options, scenario, &artifacts, &boot, &folder, signals)
+        .inspect_err(|failure| leave_not_run(&folder, failure))?;
     print(&text)?;
     Ok(EndedRun {
         outcome: verdict.outcome,

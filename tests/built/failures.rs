@@ -228,6 +228,34 @@ fn wrong_qemu_is_a_usage_error() {
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn first_error_is_not_hidden_by_that_of_the_verdict() {
+    let runs = tempfile::tempdir().unwrap();
+    for (command, taken) in [("run", "console.log"), ("devices", "nvme-provider.log")] {
+        let folder = runs.path().join(command);
+        // Neither of the two can be written.
+        fs::create_dir_all(folder.join(taken)).unwrap();
+        fs::create_dir(folder.join("verdict")).unwrap();
+        let output = Command::new(&*PEERBAR)
+            .args([command, "root-ports", "--run-series", "x", "--run-folder"])
+            .arg(&folder)
+            .output()
+            .unwrap();
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(69), "{words}");
+        let last = words.lines().last().unwrap();
+        assert!(
+            last.starts_with("peerbar: cannot ") && last.contains(taken),
+            "{words}"
+        );
+        assert!(
+            words.contains("without a verdict: cannot replace "),
+            "{words}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn guest_that_kvm_gives_up_ends_its_run() {
     let folder = tempfile::tempdir().unwrap();
     let agent = PEERBAR.with_file_name("peerbar-agent");

@@ -7,7 +7,7 @@ use anyhow::Context;
 use peerbar_report::Request;
 
 use super::{FinishedLab, Lab};
-use crate::finished_run::{Concluded, FinishedRun, VERDICT};
+use crate::finished_run::{Concluded, FinishedRun, leave_not_run};
 use crate::guest::CONSOLE_LOG;
 use crate::lab_error::LabError;
 use crate::run_file;
@@ -90,7 +90,7 @@ impl Lab {
     }
 
     /// Ends the guest immediately, and leaves the verdict that it has not run, with the reason.
-    pub(crate) fn leave(self, why: &str) -> anyhow::Result<()> {
-        self.folder.write(VERDICT, &format!("not run: {why}\n"))
+    pub(crate) fn leave(self, why: &str) {
+        leave_not_run(&self.folder, why);
     }
 }

@@ -25,13 +25,12 @@ impl LabGroup {
     ) -> Result<ConcludedGroup, LabError> {
         let why = self.failure.as_ref().map(ToString::to_string);
         // The others are ended and judged even if one cannot be.
-        let mut errors = self.leave_unbegun(why.as_deref());
+        self.leave_unbegun(why.as_deref());
         let stop = match self.failure {
             Some(LabError::Host(Failure::Interrupted(signal))) => Some(Ending::Signal(signal)),
             _ => why.map(Ending::Stopped),
         };
-        let (concluded, failed) = conclude_all(&self.group.guests, self.labs, stop, complaint);
-        errors.extend(failed);
+        let (concluded, mut errors) = conclude_all(&self.group.guests, self.labs, stop, complaint);
         let of_fabric = self.fabric.and_then(|fabric| {
             fabric.stop().unwrap_or_else(|error| {
                 errors.push(error);
@@ -62,11 +61,10 @@ impl LabGroup {
     }
 
     /// Ends the guests that have not begun with their checks. They are not judged.
-    fn leave_unbegun(&mut self, why: Option<&str>) -> Vec<anyhow::Error> {
+    fn leave_unbegun(&mut self, why: Option<&str>) {
         let begun = self.begun().min(self.labs.len());
         let why = why.unwrap_or("it was not waited for");
-        let unbegun = self.labs.drain(begun..);
-        unbegun.filter_map(|lab| lab.leave(why).err()).collect()
+        self.labs.drain(begun..).for_each(|lab| lab.leave(why));
     }
 
     /// Returns the number of guests that have begun with their checks. This includes one that has
