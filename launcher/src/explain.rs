@@ -92,9 +92,10 @@ fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
 }
 
 /// Returns the explanation of the run in `folder`: the functions that its guest found, ports by the
-/// names of the scenario, and an explanation for each pair of devices that the guest found.
+/// names of the scenario, and an explanation for each pair of devices that the guest found. The run
+/// may lack its verdict, because the page is written before that.
 pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>), Failure> {
-    let case = Case::of_run(Recorded::read(folder)?)?;
+    let case = Case::of_run(Recorded::read_before_verdict(folder)?)?;
     let pairs = pairs::all(&case.scenario);
     let explanations = pairs.iter().filter_map(|pair| Explanation::of(&case, pair));
     let explained = explanations.map(|explanation| {

@@ -36,8 +36,7 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
         true => Collection::merge(&folders),
         false => Collection::read(&folders),
     };
-    let mut collection = collection.map_err(Failure::Usage)?;
-    collection.runs.iter_mut().for_each(explain);
+    let collection = explained(collection.map_err(Failure::Usage)?);
     if let Some(output) = &options.output {
         fs::create_dir_all(output)
             .with_context(|| format!("cannot make the folder {}", output.display()))?;
@@ -58,7 +57,7 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
 /// Adds the reports to the folder of a run. Returns the text to print below the verdict, which is
 /// empty if the run passed.
 pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
-    let collection = explained(folder)?;
+    let collection = explained(Collection::read_before_verdict(folder)?);
     write_views(&collection, folder)?;
     Ok(way_out(&collection, folder))
 }
@@ -69,14 +68,14 @@ pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
 /// # Errors
 /// The results cannot be read.
 pub(crate) fn way_out_of(folder: &Path) -> anyhow::Result<String> {
-    Ok(way_out(&explained(folder)?, folder))
+    let collection = explained(Collection::read(&[folder.to_owned()])?);
+    Ok(way_out(&collection, folder))
 }
 
-/// Returns the run in `folder` with its explanations.
-fn explained(folder: &Path) -> anyhow::Result<Collection> {
-    let mut collection = Collection::read(&[folder.to_owned()])?;
+/// Returns the `collection` with the explanations of its runs.
+fn explained(mut collection: Collection) -> Collection {
     collection.runs.iter_mut().for_each(explain);
-    Ok(collection)
+    collection
 }
 
 /// Lists the places to look at after a failed run in `folder`: the messages of the kernel, the

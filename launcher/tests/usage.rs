@@ -60,7 +60,7 @@ fn init_that_cannot_write_leaves_no_file() {
 }
 
 #[test]
-fn report_says_when_its_run_was() {
+fn report_needs_a_verdict_and_says_when_its_run_was() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("runs/latest");
     fs::create_dir_all(&run).unwrap();
@@ -68,11 +68,55 @@ fn report_says_when_its_run_was() {
         "verdict": {"outcome": "passed", "reason": "nothing failed"}, "started": "2026-11-21T03:28:38Z",
         "versions": {"peerbar": "0.1.0", "qemu": "11.1.3", "kernel": "7.3.4", "packages": null}}"#;
     fs::write(run.join("results.json"), results).unwrap();
-    let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
-    let output = peerbar.arg("report").current_dir(&folder).output().unwrap();
+    let report = |words: &[&str]| {
+        let mut peerbar = Command::new(env!("CARGO_BIN_EXE_peerbar"));
+        let peerbar = peerbar.arg("report").args(words);
+        peerbar.current_dir(&folder).output().unwrap()
+    };
+    for words in [
+        &[][..],
+        &["--as", "junit"],
+        &["--as", "json"],
+        &["--as", "html"],
+    ] {
+        let output = report(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(output.stdout.is_empty(), "{words:?}");
+        let begins = "peerbar: runs/latest: the file verdict is missing, ";
+        assert!(stderr(&output).starts_with(begins), "{}", stderr(&output));
+        assert_eq!(stderr(&output).lines().count(), 1);
+    }
+    fs::write(run.join("verdict"), "passed: nothing failed\n").unwrap();
+    let output = report(&[]);
     let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     let expected = "x: passed: nothing failed, 0 of 0 checks passed (2026-11-21 03:28 UTC)\n";
     assert_eq!(shown, expected, "{}", stderr(&output));
+}
+
+#[test]
+fn run_without_a_verdict_is_not_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    let versions = r#""versions": {"peerbar": "0.1.0", "qemu": "11.1.3", "kernel": "7.3.4", "packages": null}"#;
+    let started = r#"{"command": [], "process": 1, "scenario": "x.toml", "#;
+    write("started.json", &format!("{started}{versions}}}"));
+    let results = r#"{"format": 1, "scenario": "x", "exit_code": 0, "seconds": 1.0, "checks": [], "not_run": [],
+        "verdict": {"outcome": "passed", "reason": "nothing failed"}, "started": "2026-11-21T03:28:38Z", "#;
+    write("results.json", &format!("{results}{versions}}}"));
+    write(
+        "scenario.toml",
+        "name = \"x\"\n[[nvme]]\nname = \"d\"\nnamespaces = [{ ram = \"1M\" }]\n",
+    );
+    write("evidence.json", "[]");
+    let explain = || peerbar(&["explain", "--run", folder.path().to_str().unwrap()]).unwrap();
+    let refused = explain();
+    assert_eq!(refused.status.code(), Some(2));
+    let reason =
+        "/verdict: only a run that is over, by a peerbar of this version, can be explained";
+    assert!(stderr(&refused).contains(reason), "{}", stderr(&refused));
+    write("verdict", "passed: nothing failed\n");
+    let explained = explain();
+    assert_eq!(explained.status.code(), Some(0), "{}", stderr(&explained));
 }
 
 #[test]

@@ -6,13 +6,12 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow, bail, ensure};
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::finished_run::VERDICT;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults, SubtestResult};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
-use peerbar_lab::verdict::RunVerdict;
 use peerbar_report::{Nested, Pair, PciFunction};
 use serde::de::DeserializeOwned;
 
@@ -29,6 +28,9 @@ const MOST_CONSOLE: usize = 256 << 10;
 /// Depth below a folder to which runs are searched for: folders of a CI's artifacts, of the runs,
 /// of a matrix, of its boots.
 const DEPTH: usize = 5;
+
+/// The reasons why a run has no verdict.
+const UNENDED: &str = "has not ended, or peerbar was killed";
 
 /// Runs and matrices that are reported together.
 #[derive(Clone, Debug, Default)]
@@ -96,12 +98,12 @@ impl ReportedRun {
     }
 
     /// Reads the run in `folder`, without functions, explanations and faults: the caller that
-    /// explains the run adds them.
+    /// explains the run adds them. The folder may lack the file `verdict`.
     ///
     /// # Errors
     /// It has no results, or results of another format, or contradictory ones: a guest has changed
     /// them so that one part says that the run passed and another that it did not.
-    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+    fn read(folder: &Path) -> anyhow::Result<Self> {
         let results: RunResults = json(&folder.join(RESULTS))?;
         if results.format != FORMAT {
             let folder = folder.display();
@@ -110,12 +112,7 @@ impl ReportedRun {
                 results.format
             );
         }
-        if let Some(last) = other_verdict(folder, &results.verdict) {
-            let (folder, verdict) = (folder.display(), &results.verdict);
-            bail!(
-                "{folder}: {RESULTS} says `{verdict}`, and the file {VERDICT} `{last}`: the run could not be stored, or one was changed"
-            );
-        }
+        compare_verdict(folder, RESULTS, &results.verdict.to_string())?;
         if let Some(contradiction) = contradiction(&results) {
             let file = folder.join(RESULTS);
             bail!(
@@ -202,36 +199,52 @@ fn without_middle(console: &[u8]) -> String {
 }
 
 impl Collection {
-    /// Reads `folders`, each of a run or of a matrix.
+    /// Reads `folders`, each of a run or of a matrix that has ended.
     ///
     /// # Errors
-    /// A folder that has neither.
+    /// A folder that has neither, or lacks the file `verdict`.
     pub fn read(folders: &[PathBuf]) -> anyhow::Result<Self> {
         let mut collection = Self::default();
         for folder in folders {
-            if folder.join(MATRIX).exists() {
-                collection.add_matrix(MatrixResults::read(folder)?);
-            } else if folder.join(RESULTS).exists() {
-                collection.runs.push(ReportedRun::read(folder)?);
-            } else if let Some(verdict) = verdict_without_results(folder) {
-                bail!(
-                    "{}: the run has no results: {verdict}; its console.log and qemu.log say more",
-                    folder.display()
-                );
-            } else if !folder.exists() {
-                bail!(
-                    "{}: no run found: run a scenario, or name the folder of a run",
-                    folder.display()
-                );
-            } else {
-                bail!(
-                    "{}: neither {RESULTS} nor {MATRIX} is there: name the folder of a run or of a matrix, or look below \
-                     it with --merge",
-                    folder.display()
-                );
+            collection.add(folder)?;
+            if let Some(line) = without_verdict(folder) {
+                bail!(line);
             }
         }
         Ok(collection)
+    }
+
+    /// Reads the run or matrix in `folder`, as the process that makes it does before it writes the
+    /// file `verdict`.
+    ///
+    /// # Errors
+    /// The folder has neither.
+    pub fn read_before_verdict(folder: &Path) -> anyhow::Result<Self> {
+        let mut collection = Self::default();
+        collection.add(folder)?;
+        Ok(collection)
+    }
+
+    /// Adds the run or matrix in `folder`.
+    fn add(&mut self, folder: &Path) -> anyhow::Result<()> {
+        let shown = folder.display();
+        if folder.join(MATRIX).exists() {
+            self.add_matrix(MatrixResults::read(folder)?);
+        } else if folder.join(RESULTS).exists() {
+            self.runs.push(ReportedRun::read(folder)?);
+        } else if let Some(verdict) = verdict_without_results(folder) {
+            bail!(
+                "{shown}: the run has no results: {verdict}; its console.log and qemu.log say more"
+            );
+        } else if !folder.exists() {
+            bail!("{shown}: no run found: run a scenario, or name the folder of a run");
+        } else {
+            bail!(
+                "{shown}: neither {RESULTS} nor {MATRIX} is there: name the folder of a run or of a matrix, or look below \
+                 it with --merge"
+            );
+        }
+        Ok(())
     }
 
     /// Reads all runs, matrices and plans of shards below `folders`, and finds the results that the
@@ -270,7 +283,7 @@ impl Collection {
                 }
             }
         }
-        for (series, folder, line) in found.without_results {
+        for (series, folder, line) in found.unended {
             if scenarios.has(series.as_deref(), &folder) || matrix.has(series.as_deref(), &folder) {
                 collection.missing.push(line);
             }
@@ -356,16 +369,36 @@ fn failed_part(check: &CheckResult) -> Option<String> {
     Some(format!("{} / {name}", check.name))
 }
 
-/// Returns the last line in the folder of a run, if it is not the `verdict` of the results. The
-/// folder may lack that file: it is written after the results are read for the first time.
-fn other_verdict(folder: &Path, verdict: &RunVerdict) -> Option<String> {
+/// Compares the file `verdict` in `folder` with the `verdict` in `file` of it. The folder may lack
+/// the former: it is written after the results are read for the first time.
+///
+/// # Errors
+/// They differ, or the file cannot be read.
+fn compare_verdict(folder: &Path, file: &str, verdict: &str) -> anyhow::Result<()> {
     let last = match run_file::read_to_string(&folder.join(VERDICT)) {
         Ok(last) => last,
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
-        Err(error) => return Some(error.to_string()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => error.to_string(),
     };
-    let last = last.trim_end();
-    (last != verdict.to_string().trim_end()).then(|| last.to_owned())
+    let (last, verdict) = (last.trim_end(), verdict.trim_end());
+    ensure!(
+        last == verdict,
+        "{}: {file} says `{verdict}`, and the file {VERDICT} `{last}`: the run could not be stored, or one was changed",
+        folder.display()
+    );
+    Ok(())
+}
+
+/// Returns a line about the results in `folder` if they lack the file `verdict`, the last one of a
+/// run: a guest may have removed it and changed the results.
+fn without_verdict(folder: &Path) -> Option<String> {
+    let is_missing = !folder.join(VERDICT).exists();
+    is_missing.then(|| {
+        format!(
+            "{}: the file {VERDICT} is missing, so the run {UNENDED}: wait for its end, or run it again",
+            folder.display()
+        )
+    })
 }
 
 /// The contents of the folders of a merge.
@@ -373,26 +406,32 @@ fn other_verdict(folder: &Path, verdict: &RunVerdict) -> Option<String> {
 struct FoundRuns {
     folders: BTreeSet<PathBuf>,
     plans: Vec<ShardPlan>,
-    /// Runs that have begun and have no results: the series, the folder, and a line about each.
-    without_results: Vec<(Option<String>, PathBuf, String)>,
+    /// Runs that have begun and have no results, or no verdict: the series, the folder, and a line
+    /// about each.
+    unended: Vec<(Option<String>, PathBuf, String)>,
 }
 
 impl FoundRuns {
     fn count(&self) -> usize {
-        self.folders.len() + self.plans.len() + self.without_results.len()
+        self.folders.len() + self.plans.len() + self.unended.len()
     }
 
     fn look(&mut self, folder: &Path, depth: usize) -> anyhow::Result<()> {
-        if folder.join(RESULTS).exists() || folder.join(MATRIX).exists() {
-            self.folders.insert(folder.to_owned());
-            return Ok(());
-        }
-        if let Some(verdict) = verdict_without_results(folder) {
-            let line = format!("{}: {verdict}", folder.display());
+        let has_results = folder.join(RESULTS).exists() || folder.join(MATRIX).exists();
+        let line = match has_results {
+            true => without_verdict(folder),
+            false => verdict_without_results(folder)
+                .map(|verdict| format!("{}: {verdict}", folder.display())),
+        };
+        if let Some(line) = line {
             let series = Started::read(folder)
                 .ok()
                 .and_then(|started| started.series);
-            self.without_results.push((series, folder.to_owned(), line));
+            self.unended.push((series, folder.to_owned(), line));
+            return Ok(());
+        }
+        if has_results {
+            self.folders.insert(folder.to_owned());
             return Ok(());
         }
         let entries = fs::read_dir(folder)
@@ -426,7 +465,7 @@ fn verdict_without_results(folder: &Path) -> Option<String> {
     Some(match verdict {
         Ok(verdict) if verdict.trim().is_empty() => "its verdict could not be stored".to_owned(),
         Ok(verdict) => verdict.trim_end().to_owned(),
-        Err(_) => "it has not ended, or peerbar was killed".to_owned(),
+        Err(_) => format!("it {UNENDED}"),
     })
 }
 
@@ -442,15 +481,22 @@ fn json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
 }
 
 impl MatrixResults {
-    /// Reads the matrix in `folder`.
+    /// Reads the matrix in `folder`, which may lack the file `verdict`.
     ///
     /// # Errors
-    /// It is missing, or has another format.
-    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+    /// It is missing, has another format, or contradicts the file `verdict`.
+    fn read(folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(MATRIX);
         let file: MatrixFile = json(&path)?;
-        file.into_matrix()
-            .with_context(|| format!("cannot read {}", path.display()))
+        let matrix = file
+            .into_matrix()
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        let outcome = match matrix.is_passed() {
+            true => RunOutcome::Passed,
+            false => RunOutcome::Failed,
+        };
+        compare_verdict(folder, MATRIX, &outcome.to_string())?;
+        Ok(matrix)
     }
 }
 
@@ -474,8 +520,14 @@ mod tests {
             series: Some(series.to_owned()),
             ..samples::run()
         };
-        let text = serde_json::to_string(&run).unwrap();
+        store(folder, &run);
+    }
+
+    /// Writes results and their verdict.
+    fn store(folder: &Path, run: &RunResults) {
+        let text = serde_json::to_string(run).unwrap();
         fs::write(folder.join(RESULTS), text).unwrap();
+        fs::write(folder.join(VERDICT), run.verdict.to_string()).unwrap();
     }
 
     fn write_plan(folder: &Path, shard: &str, items: &[&str]) {
@@ -542,8 +594,7 @@ mod tests {
         let read = |change: fn(&mut RunResults)| {
             let mut run = samples::run();
             change(&mut run);
-            let text = serde_json::to_string(&run).unwrap();
-            fs::write(folder.path().join(RESULTS), text).unwrap();
+            store(folder.path(), &run);
             let read = Collection::read(&[folder.path().to_owned()]);
             read.map(|collection| collection.is_passed())
                 .map_err(|error| format!("{error:#}"))
@@ -578,12 +629,58 @@ mod tests {
         fs::write(folder.path().join(RESULTS), "{\"format\": 1").unwrap();
         let cut = Collection::read(&[folder.path().to_owned()]).unwrap_err();
         assert!(format!("{cut:#}").contains("is cut short"), "{cut:#}");
+        store(folder.path(), &samples::run());
         fs::write(folder.path().join(VERDICT), "passed: all\n").unwrap();
-        let other = read(|_| {}).unwrap_err();
+        let other = Collection::read(&[folder.path().to_owned()]).unwrap_err();
         assert!(
-            other.contains("and the file verdict `passed: all`: "),
+            other
+                .to_string()
+                .contains("and the file verdict `passed: all`: "),
             "{other}"
         );
+    }
+
+    #[test]
+    fn run_without_its_verdict_is_not_reported() {
+        let all = tempfile::tempdir().unwrap();
+        let run = all.path().join("1-a");
+        write_run(&run, "a");
+        write_started(&run);
+        write_plan(all.path(), "1/1", &["a"]);
+        fs::remove_file(run.join(VERDICT)).unwrap();
+        let line = format!(
+            "{}: the file verdict is missing, so the run has not ended, or peerbar was killed: wait for its end, or run it again",
+            run.display()
+        );
+        let error = Collection::read(std::slice::from_ref(&run)).unwrap_err();
+        assert_eq!(error.to_string(), line);
+        let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
+        assert_eq!(merged.missing[0], line);
+        assert!(merged.runs.is_empty() && !merged.is_passed());
+        let before = Collection::read_before_verdict(&run).unwrap();
+        assert_eq!(before.runs.len(), 1);
+    }
+
+    #[test]
+    fn matrix_without_its_verdict_or_with_another_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let matrix = samples::matrix();
+        let file = serde_json::json!({ "format": 1, "exit_code": 1, "matrix": matrix });
+        fs::write(folder.path().join(MATRIX), file.to_string()).unwrap();
+        let read =
+            || Collection::read(&[folder.path().to_owned()]).map_err(|error| error.to_string());
+        let missing = read().unwrap_err();
+        assert!(
+            missing.contains(": the file verdict is missing, "),
+            "{missing}"
+        );
+        let verdict = folder.path().join(VERDICT);
+        fs::write(&verdict, "passed\n").unwrap();
+        let other = read().unwrap_err();
+        let wanted = "matrix.json says `failed`, and the file verdict `passed`: ";
+        assert!(other.contains(wanted), "{other}");
+        fs::write(&verdict, "failed\n").unwrap();
+        assert_eq!(read().unwrap().matrices.len(), 1);
     }
 
     #[test]
@@ -600,6 +697,7 @@ mod tests {
         let merge = |matrix: &MatrixResults| {
             let file = serde_json::json!({ "format": 1, "exit_code": 1, "series": matrix.series, "matrix": matrix });
             fs::write(folder.join(MATRIX), file.to_string()).unwrap();
+            fs::write(folder.join(VERDICT), "failed\n").unwrap();
             Collection::merge(&[all.path().to_owned()]).unwrap()
         };
         assert!(merge(&matrix).missing.is_empty());

@@ -7,7 +7,7 @@ use peerbar_report::Evidence;
 use serde::de::DeserializeOwned;
 
 use peerbar_lab::exit::Failure;
-use peerbar_lab::finished_run::{EVIDENCE, SCENARIO};
+use peerbar_lab::finished_run::{EVIDENCE, SCENARIO, VERDICT};
 use peerbar_lab::guests_of;
 use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
 use peerbar_lab::run_file;
@@ -33,7 +33,20 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     /// Reads the run in `folder`.
+    ///
+    /// # Errors
+    /// There is none, it has not ended, or it is of another version of peerbar.
     pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
+        let run = Self::read_before_verdict(folder)?;
+        text(folder, VERDICT)?;
+        Ok(run)
+    }
+
+    /// Reads the run in `folder`, which may lack the file `verdict`.
+    ///
+    /// # Errors
+    /// There is none, or it is of another version of peerbar.
+    pub(crate) fn read_before_verdict(folder: &Path) -> Result<Self, Failure> {
         if !folder.is_dir() {
             return Err(Failure::Usage(anyhow!(
                 "{}: no run found: run a scenario, name another folder with --run, or a scenario with --scenario",
