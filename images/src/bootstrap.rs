@@ -255,11 +255,8 @@ impl Output {
         match Sign::of(line) {
             Some(Sign::Packages(count)) => self.packages = count,
             Some(Sign::Size(size)) => {
-                let packages = self.packages;
-                progress.say(&format!(
-                    "{packages} packages, {} to download",
-                    rounded(size)
-                ));
+                let (packages, bytes) = (self.packages, rounded(size));
+                progress.say(&format!("packages: {packages}, {bytes} to download"));
                 progress.part("downloading", Unit::Bytes, Some(size));
             }
             // Downloads before the count of packages are package lists. The line comes when a download begins.
@@ -268,7 +265,7 @@ impl Output {
             }
             Some(Sign::Unpack(name)) => {
                 if !self.unpacking {
-                    progress.say(&format!("unpacking {} packages", self.packages));
+                    progress.say(&format!("unpacking packages: {}", self.packages));
                     progress.part("unpacking", Unit::Packages, Some(self.packages));
                     self.unpacking = true;
                 }

@@ -1,5 +1,6 @@
-//! Counts of things that are done, on a command line.
+//! Counts of things, on a command line and in output.
 
+use std::fmt::Display;
 use std::str::FromStr;
 
 /// Reads a count for clap: a [`NonZero`](std::num::NonZero) number, or another type `T` without
@@ -10,6 +11,12 @@ use std::str::FromStr;
 pub fn count<T: FromStr>(text: &str) -> Result<T, &'static str> {
     text.parse()
         .map_err(|_| "expected a whole number from 1 on")
+}
+
+/// Returns `count` with its `noun`, such as `1 check` and `2 checks`. The plural ends in -s.
+pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+    let ending = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {noun}{ending}")
 }
 
 #[cfg(test)]
@@ -27,5 +34,11 @@ mod tests {
                 Err("expected a whole number from 1 on")
             );
         }
+    }
+
+    #[test]
+    fn only_one_thing_has_no_plural() {
+        let all = [0, 1, 2].map(|count: usize| counted(count, "DMA request"));
+        assert_eq!(all, ["0 DMA requests", "1 DMA request", "2 DMA requests"]);
     }
 }

@@ -20,6 +20,7 @@ use peerbar_report::{
 
 use self::counting::{Sample, count};
 use crate::child::Killer;
+use crate::count::counted;
 use crate::counters::CounterFiles;
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
@@ -241,7 +242,7 @@ impl Transfers {
             ..Measure::default()
         };
         let (before, after) = (&self.before.counters, &self.after.counters);
-        let counted = count(&mut measure, uncounted, before, after);
+        let sampled = count(&mut measure, uncounted, before, after);
         let mut diagnostics: Vec<String> = self.failure.iter().cloned().collect();
         let failed = self.subtests.iter();
         let failed = failed.filter(|subtest| subtest.verdict == Verdict::Fail);
@@ -250,12 +251,10 @@ impl Transfers {
         );
         if diagnostics.is_empty() {
             let judge = || check.judge(&measure.flows, uncounted, self.payload, self.permitted);
-            diagnostics.extend(counted.and_then(|()| judge()).err());
+            diagnostics.extend(sampled.and_then(|()| judge()).err());
             if measure.failures > 0 && !has_faults && !check.fails_dma() {
-                let failures = measure.failures;
-                diagnostics.push(format!(
-                    "{failures} DMA requests failed, but none should have"
-                ));
+                let failures = counted(measure.failures, "DMA request");
+                diagnostics.push(format!("{failures} failed, but none should have"));
             }
         }
         let verdict = match diagnostics.is_empty() {

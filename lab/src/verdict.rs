@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+use crate::count::counted;
 use crate::exit::RunOutcome;
 use crate::guest::QEMU_LOG;
 use crate::report::Row;
@@ -214,7 +215,10 @@ fn flaws(evidence: &Evidence<'_>, status: ExitStatus) -> impl Iterator<Item = St
     let rows = evidence.rows.len();
     let qemu = (!status.success()).then(|| format!("QEMU ended with {status}"));
     let asked = evidence.asked.filter(|asked| rows != *asked || rows == 0);
-    let asked = asked.map(|asked| format!("the agent reports {rows} checks of {asked}"));
+    let asked = asked.map(|asked| {
+        let reported = counted(rows, "check");
+        format!("the agent reports {reported} of {asked}")
+    });
     let complaint = evidence.complaint.map(str::to_owned);
     [complaint, qemu, asked].into_iter().flatten()
 }

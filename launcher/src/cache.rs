@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use peerbar_images::{Cache, CacheEntry, PruneRule};
+use peerbar_lab::count::counted;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::programs::program;
 use peerbar_lab::size::human;
@@ -123,7 +124,7 @@ fn ago(time: Duration) -> String {
         0..60 => "now".to_owned(),
         60..3600 => format!("{} min", seconds / 60),
         3600..86_400 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / 86_400),
+        _ => counted(seconds / 86_400, "day"),
     }
 }
 

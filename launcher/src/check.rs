@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use peerbar_images::{Cache, module_names, package_names};
 use peerbar_lab::artifacts::{OWN_MODULES, Own};
+use peerbar_lab::count::counted;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::present;
 use peerbar_lab::scenario::{Known, Review, review};
@@ -72,7 +73,6 @@ fn text(file: &Path, review: &Review) -> String {
         0 => format!(
             "{file}: ok, but without a [[check]]: `peerbar shell {word}` takes it, `peerbar run` does not\n"
         ),
-        1 => format!("{file}: ok, 1 check\n"),
-        checks => format!("{file}: ok, {checks} checks\n"),
+        checks => format!("{file}: ok, {}\n", counted(checks, "check")),
     }
 }

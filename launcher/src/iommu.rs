@@ -22,6 +22,7 @@ use serde_json::Value;
 use recorded::{Recorded, Unjudged};
 
 use crate::cli;
+use peerbar_lab::count::counted;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{Sanitize, Scenario};
 use peerbar_lab::terminal::print;
@@ -160,7 +161,8 @@ fn judged(folder: &Path, wanted: &Sanitize, names: &[String]) -> anyhow::Result<
             "the sanitizer has not judged {name}, which has no flight record: the log of its server says why"
         )),
         Unjudged::Lost(name, lost) => Some(format!(
-            "the sanitizer has missed {lost} records of {name}: let the scenario do less"
+            "the sanitizer has missed {} of {name}: let the scenario do less",
+            counted(*lost, "record")
         )),
         // A run that is sanitized records everything.
         Unjudged::OnlyFailures(_) | Unjudged::Uncompared(_) => None,

@@ -15,6 +15,7 @@ use crate::runnable::Runnable;
 use crate::table::word;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
+use peerbar_lab::count::counted;
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::finished_run::{FinishedRun, SCENARIO, leave_not_run};
@@ -158,10 +159,7 @@ fn boot_and_check(
     let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::default();
-    let devices = match scenario.devices().count() {
-        1 => "1 device".to_owned(),
-        devices => format!("{devices} devices"),
-    };
+    let devices = counted(scenario.devices().count(), "device");
     progress.stage(&format!(
         "{}: QEMU {} ({}), Linux {}, {devices}",
         scenario.name,

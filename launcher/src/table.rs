@@ -2,6 +2,7 @@
 
 use peerbar_report::{Nested, Subtest, Verdict};
 
+use peerbar_lab::count::counted;
 use peerbar_lab::report::Row;
 use peerbar_lab::size::{human, throughput};
 use peerbar_lab::table::{Cell, Style, Table};
@@ -94,8 +95,7 @@ fn subtests(row: &Row) -> String {
         .count();
     let all = match leaves.len() {
         0 => return String::new(),
-        1 => "1 subtest".to_owned(),
-        all => format!("{all} subtests"),
+        all => counted(all, "subtest"),
     };
     match skipped {
         0 => format!(" [{all}]"),

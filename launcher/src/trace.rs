@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use peerbar_flight::Level;
+use peerbar_lab::count::counted;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::TIMES;
 use peerbar_lab::guest::GUEST_TRACE;
@@ -190,10 +191,8 @@ impl Inputs {
                 ));
             }
             if device.lost() > 0 {
-                missing.push(format!(
-                    "{} older records of {name} are lost",
-                    device.lost()
-                ));
+                let lost = counted(device.lost(), "older record");
+                missing.push(format!("{name} has lost {lost}"));
             }
         }
         let Some(kernel) = &self.kernel else {
@@ -205,12 +204,15 @@ impl Inputs {
             missing.push("the guest's clock is unknown, so its events are left out".to_owned());
         }
         if kernel.lost > 0 {
-            missing.push(format!("{} events were lost in the guest", kernel.lost));
+            missing.push(format!(
+                "the guest has lost {}",
+                counted(kernel.lost, "event")
+            ));
         }
         if kernel.unreadable > 0 {
             missing.push(format!(
-                "{} lines of {GUEST_TRACE} are not events",
-                kernel.unreadable
+                "{GUEST_TRACE} has {} without an event",
+                counted(kernel.unreadable, "line")
             ));
         }
         missing.extend(kernel.notes.iter().filter_map(|note| match note {
@@ -242,7 +244,7 @@ fn add_checks<W: Write>(file: &mut TraceFile<W>, checks: &[CheckTime]) -> io::Re
 
 fn text(contents: &Contents) -> String {
     let mut text = format!("{}: open it in ui.perfetto.dev\n", contents.file.display());
-    text += &format!("  {} checks\n", contents.checks);
+    text += &format!("  {}\n", counted(contents.checks, "check"));
     for device in &contents.devices {
         let DeviceContents {
             name,
@@ -254,14 +256,18 @@ fn text(contents: &Contents) -> String {
             faults,
         } = device;
         text += &format!(
-            "  {name}: {commands} commands, {doorbells} doorbells, {interrupts} interrupts, {dmas} DMAs ({faults} failed), {mapping_changes} maps and unmaps\n"
+            "  {name}: {}, {}, {}, {} ({faults} failed), {mapping_changes} maps and unmaps\n",
+            counted(*commands, "command"),
+            counted(*doorbells, "doorbell"),
+            counted(*interrupts, "interrupt"),
+            counted(*dmas, "DMA"),
         );
     }
     if let Some(guest) = &contents.guest {
-        let (commands, found) = (guest.commands, guest.commands_found);
+        let (commands, found) = (counted(guest.commands, "command"), guest.commands_found);
         let micros = guest.clock_error_ns.div_ceil(1000);
         text += &format!(
-            "  guest: {commands} commands, {found} recorded by the devices; its clock is known to {micros} us\n"
+            "  guest: {commands}, {found} recorded by the devices; its clock is known to {micros} us\n"
         );
     }
     for missing in &contents.missing {

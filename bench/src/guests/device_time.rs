@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use peerbar_flight::{DmaOutcome, Event, FlightFile, Level, Origin, Purpose, Record, Route};
+use peerbar_lab::count::counted;
 use peerbar_lab::folder;
 use peerbar_lab::scenario::Scenario;
 
@@ -38,8 +39,9 @@ impl Recorded {
             let lost = flight.overwritten.saturating_add(flight.torn);
             ensure!(
                 lost == 0,
-                "{}: {lost} records are lost: measure less at once, by `--quick` or `--only`",
-                path.display()
+                "{} has lost {}: measure less at once, by `--quick` or `--only`",
+                path.display(),
+                counted(lost, "record")
             );
             let name = device.name().to_owned();
             recorded.0.insert(name, flight.records);
@@ -288,7 +290,7 @@ mod tests {
         cut(&path);
         let error = Recorded::read(&scenario, folder.path()).unwrap_err();
         assert!(
-            error.to_string().contains("1 records are lost"),
+            error.to_string().contains(" has lost 1 record: "),
             "{error:#}"
         );
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use peerbar_flight::{DmaOutcome, Event, FlightFile, Purpose};
+use peerbar_lab::count::counted;
 use peerbar_lab::counters::CounterFiles;
 use peerbar_lab::folder::flight_record;
 use peerbar_lab::scenario::Scenario;
@@ -186,7 +187,8 @@ impl WatchedDevice {
             let folder = folder.display();
             news.push(News {
                 text: format!(
-                    "{name}: and {more} more failed DMAs, which `peerbar iommu {folder}` shows\n"
+                    "{name}: and {}, which `peerbar iommu {folder}` shows\n",
+                    counted(more, "more failed DMA")
                 ),
                 json: json!({ "event": "more-faults", "device": name, "count": more }),
             });

@@ -1,6 +1,7 @@
 //! An explanation for people.
 
 use super::explanation::{Explanation, KernelDecision, PathHop, Seen};
+use peerbar_lab::count::counted;
 use peerbar_lab::size::human;
 
 /// Width of the words before a block of lines.
@@ -95,11 +96,11 @@ fn seen(check: &Seen) -> String {
         pairs => format!(" with any of {pairs} devices"),
     };
     format!(
-        "{}, {}: {} direct{of_all}{bounced}{routes}, {} requests failed",
+        "{}, {}: {} direct{of_all}{bounced}{routes}, {} failed",
         check.check,
         check.verdict,
         human(check.direct_bytes),
-        check.failures
+        counted(check.failures, "request")
     )
 }
 

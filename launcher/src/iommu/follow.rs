@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::line::line;
+use super::line::{line, lost};
 use super::recorded::Recorded;
 use peerbar_lab::terminal::print;
 
@@ -23,10 +23,7 @@ pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
             let tail = device.file.tail(*next)?;
             *next = tail.next;
             if tail.lost > 0 {
-                print(&format!(
-                    "# {}: {} records are lost\n",
-                    device.name, tail.lost
-                ))?;
+                print(&format!("{}\n", lost(&device.name, tail.lost)))?;
             }
             fresh.extend(tail.records.into_iter().map(|record| (device, record)));
         }

@@ -8,6 +8,7 @@ use super::behind::{Behind, window_name};
 use super::injected::rule as rule_text;
 use super::recorded::{Recorded, RecordedDevice};
 use super::register_writes;
+use peerbar_lab::count::counted;
 use peerbar_lab::size::human;
 
 /// Returns all records of all devices in the order of their times.
@@ -17,13 +18,17 @@ pub(super) fn history(recorded: &Recorded) -> String {
         all.extend(device.flight.records.iter().map(|record| (device, record)));
     }
     all.sort_by_key(|(_, record)| record.nanos);
-    let lost = recorded.shown().filter(|device| device.lost() > 0);
-    let lost =
-        lost.map(|device| format!("# {}: {} records are lost\n", device.name, device.lost()));
+    let losers = recorded.shown().filter(|device| device.lost() > 0);
+    let losses = losers.map(|device| lost(&device.name, device.lost()) + "\n");
     let lines = all
         .iter()
         .map(|(device, record)| line(recorded, device, record) + "\n");
-    lost.chain(lines).collect()
+    losses.chain(lines).collect()
+}
+
+/// Returns the line about that many records that the device `name` has lost.
+pub(super) fn lost(name: &str, records: u64) -> String {
+    format!("# {name}: it has lost {}", counted(records, "record"))
 }
 
 /// Returns a record in a line. Times are seconds since the first device's start.

@@ -13,6 +13,7 @@ use peerbar_flight::{
 use super::behind::Ram;
 use super::device_kind::DeviceKind;
 use super::kernel::IommuLog;
+use peerbar_lab::count::counted;
 use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
@@ -239,11 +240,13 @@ impl Display for Unjudged<'_> {
             ),
             Self::Lost(name, lost) => write!(
                 f,
-                "{name}: {lost} records are lost, and with them any findings there"
+                "{name}: it has lost {}, and with that any findings there",
+                counted(*lost, "record")
             ),
             Self::Uncompared(count) => write!(
                 f,
-                "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"
+                "{} of mappings not compared with those of other devices: at most {MOST_PAGES} are",
+                counted(*count, "page")
             ),
         }
     }

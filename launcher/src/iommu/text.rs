@@ -11,6 +11,7 @@ use super::line::{access, direction, range, span};
 use super::recorded::{Recorded, RecordedDevice, Sanitized};
 use super::register_writes;
 use crate::cli;
+use peerbar_lab::count::counted;
 use peerbar_lab::size::human;
 
 /// Mappings and faults that are shown of a device unless all are wanted.
@@ -76,7 +77,7 @@ pub(super) fn faults(recorded: &Recorded, device: &RecordedDevice, most: usize) 
 }
 
 fn amount(mappings: usize, bytes: u64) -> String {
-    format!("{mappings} mappings, {}", human(bytes))
+    format!("{}, {}", counted(mappings, "mapping"), human(bytes))
 }
 
 fn rest(count: usize, most: usize) -> String {
@@ -100,14 +101,14 @@ fn summary(device: &RecordedDevice) -> String {
     let last = device.flight.records.last();
     let seconds = last.map_or(0.0, |last| device.seconds(last.nanos));
     let mut text = format!(
-        "{}: {state}; {level} recorded over {seconds:.3} s\n  {} maps, {} unmaps; at most {} at once, {} in the busiest second; \
-         {} failed DMAs{}\n",
+        "{}: {state}; {level} recorded over {seconds:.3} s\n  {}, {}; at most {} at once, {} in the busiest second; \
+         {}{}\n",
         device.name,
-        history.maps,
-        history.unmaps,
+        counted(history.maps, "map"),
+        counted(history.unmaps, "unmap"),
         history.peak,
         busiest_second(&device.flight),
-        history.failed,
+        counted(history.failed, "failed DMA"),
         match history.injected {
             0 => String::new(),
             injected => format!(", {injected} of them by injected faults"),
@@ -115,12 +116,13 @@ fn summary(device: &RecordedDevice) -> String {
     );
     if device.lost() > 0 {
         text += &format!(
-            "  {} older records are lost: events of that time are not counted here\n",
-            device.lost()
+            "  it has lost {}: events of that time are not counted here\n",
+            counted(device.lost(), "older record")
         );
     }
     if header.untracked > 0 {
-        text += &format!("  {} mappings had no room in the table\n", header.untracked);
+        let untracked = counted(header.untracked, "mapping");
+        text += &format!("  {untracked} had no room in the table\n");
     }
     text
 }
@@ -239,8 +241,7 @@ fn findings(
     let findings = &sanitized.findings;
     let mut text = match findings.len() {
         0 => "sanitizer: no findings\n".to_owned(),
-        1 => "sanitizer: 1 finding\n".to_owned(),
-        count => format!("sanitizer: {count} findings\n"),
+        count => format!("sanitizer: {}\n", counted(count, "finding")),
     };
     for (device, each) in findings.iter().take(most) {
         text += &format!("  {}\n", finding(recorded, device, each));

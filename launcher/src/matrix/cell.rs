@@ -12,6 +12,7 @@ use super::TestedDevices;
 use super::kernel::KernelChoice;
 use super::placement::{Flow, Pair, Placement};
 use super::transfer_outcome::{ruled, seen};
+use peerbar_lab::count::counted;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::pci_tree::{pci_tree, platform};
 use peerbar_lab::results::CheckResult;
@@ -254,8 +255,8 @@ fn disagreement(
     }
     if let Some(fault) = &probed.fault {
         return Some(format!(
-            "an IOMMU faults ({} lines): {fault}",
-            probed.faults
+            "an IOMMU faults ({}): {fault}",
+            counted(probed.faults, "line")
         ));
     }
     (!check.passed()).then_some(said)

@@ -1,6 +1,7 @@
 //! The checks of a run, each with its evidence.
 
 use maud::{Markup, html};
+use peerbar_lab::count::counted;
 use peerbar_lab::results::{CheckResult, SubtestResult};
 use peerbar_lab::size::{human, throughput};
 use peerbar_report::{Nested, PciFunction};
@@ -135,7 +136,7 @@ fn subtests(check: &CheckResult) -> Markup {
     let leaves = SubtestResult::leaves(&check.subtests);
     html! {
         details.all open[!check.passed()] {
-            summary { (leaves.len()) " subtests" }
+            summary { (counted(leaves.len(), "subtest")) }
             ul.subtests {
                 @for (name, leaf) in leaves {
                     li.(leaf.verdict) {

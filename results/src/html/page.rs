@@ -1,6 +1,7 @@
 //! The page: one file without network and without script, light and dark, for a phone and for paper.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use peerbar_lab::count::counted;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckStatus, RunResults};
 use peerbar_report::steers;
@@ -134,7 +135,7 @@ fn overview(collection: &Collection, names: &[String]) -> Markup {
                         @for (number, shown) in collection.matrices.iter().enumerate() { tr {
                             th scope="row" { a href=(format!("#matrix-{number}")) { "matrix of " (shown.device) } }
                             td { (badge(shown.is_passed())) }
-                            td { (shown.cells.len()) " cells" }
+                            td { (counted(shown.cells.len(), "cell")) }
                             td { (format!("{:.0} s", shown.seconds)) }
                             td { (shown.versions.kernel) }
                         } }
@@ -304,7 +305,7 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
         },
         _ => html! {
             details.console {
-                summary { (run.console.lines().count()) " lines" }
+                summary { (counted(run.console.lines().count(), "line")) }
                 pre tabindex="0" { (run.console) }
             }
         },
@@ -330,7 +331,7 @@ fn routes(run: &ReportedRun) -> Markup {
         }
         @if !transfers.is_empty() {
             details.all {
-                summary { (transfers.len()) " transfers in words" }
+                summary { (counted(transfers.len(), "transfer")) " in words" }
                 ul.transfers { @for transfer in &transfers { li { (listed(transfer)) } } }
             }
         }
@@ -409,6 +410,13 @@ mod tests {
         let last = samples::reported().results.checks.len() - 1;
         let place = |name: &str| died.find(name).unwrap();
         assert!(place(&format!("check {last}")) < place("check 0"), "{died}");
+    }
+
+    #[test]
+    fn single_things_are_not_in_the_plural() {
+        let page = page(&collection());
+        assert!(page.contains("<summary>1 transfer in words</summary>"));
+        assert!(page.contains("<summary>1 line</summary>"));
     }
 
     #[test]
