@@ -15,6 +15,9 @@ use crate::collection::{Collection, Explained, Refusal, ReportedRun};
 
 /// Failed checks, and lines of the kernel, that are shown at the top of a run.
 const AT_A_GLANCE: usize = 3;
+/// Most characters of a failed check's message that are shown there. Our messages are shorter; a
+/// guest's program may print any line.
+const LONGEST_LINE: usize = 500;
 const STYLE: &str = include_str!("style.css");
 /// The page loads nothing, and runs no script.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
@@ -266,9 +269,9 @@ fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
     }
 }
 
-/// Returns a line of at most 200 characters; the check itself has the whole line.
+/// Returns a line of at most [`LONGEST_LINE`] characters; the check itself has the whole line.
 fn shortened(line: &str) -> String {
-    match line.char_indices().nth(200) {
+    match line.char_indices().nth(LONGEST_LINE) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or(line)),
         None => line.to_owned(),
     }
@@ -410,6 +413,23 @@ mod tests {
         let last = samples::reported().results.checks.len() - 1;
         let place = |name: &str| died.find(name).unwrap();
         assert!(place(&format!("check {last}")) < place("check 0"), "{died}");
+    }
+
+    #[test]
+    fn first_screen_has_whole_messages_but_no_endless_line() {
+        let mut run = samples::reported();
+        let mut glance = |message: &str| {
+            run.results.checks[1].diagnostics = vec![message.to_owned()];
+            at_a_glance(&run, "run-0").into_string()
+        };
+        let message = "`peerbar explain` says which of them is missing; ".repeat(8);
+        assert!(glance(&message).contains(&message));
+        let endless = glance(&"x".repeat(1 << 20));
+        assert!(
+            endless.contains("x…") && endless.len() < 4096,
+            "{}",
+            endless.len()
+        );
     }
 
     #[test]
