@@ -75,7 +75,7 @@ impl From<ScenarioError> for Failure {
             match review_text(path, text, &Known::default()).mistakes.len() {
                 0 | 1 => error.into(),
                 mistakes => anyhow!(
-                    "{error}; `peerbar check {}` shows all {mistakes} mistakes",
+                    "{error} (`peerbar check {}` shows all {mistakes} mistakes)",
                     quoted(&path.to_string_lossy())
                 ),
             },
@@ -229,7 +229,13 @@ mod tests {
             "{one}"
         );
         let two = said(&disk.replace("1M", "1Q"));
-        let all = format!("`peerbar check '{}'` shows all 2 mistakes", file.display());
+        let all = format!(
+            " (`peerbar check '{}'` shows all 2 mistakes)",
+            file.display()
+        );
         assert!(two.ends_with(&all), "{two}");
+        let misspelt = said(&disk.replace("namespaces", "namespace"));
+        let all = format!("did you mean `namespaces`?{all}");
+        assert!(misspelt.ends_with(&all), "{misspelt}");
     }
 }
