@@ -447,9 +447,128 @@ pub fn spawn(command: &Command, stderr: impl Into<Stdio>) -> Result<Child, Failu
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::path::Path;
     use std::thread;
 
+    use peerbar_report::KnownWarnings;
+
     use super::*;
+    use crate::folder::Folder;
+    use crate::scenario::Scenario;
+    use crate::signals;
+
+    /// Longer than any of these guests is followed.
+    const LONG: Duration = Duration::from_secs(100);
+
+    /// Returns a guest in `runs` that has no server, and a shell that runs `script` as its QEMU.
+    fn scripted(script: &str, runs: &Path) -> anyhow::Result<Guest<'static>> {
+        let folder = Folder::named(runs, "run")?;
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut qemu = Child::spawn(command)?;
+        let mut events = Events::new(&signals::NONE);
+        let console = qemu.take_stdout().context("no console")?;
+        events.add_bytes(EventSource::Console, console);
+        events.add_child(EventSource::Qemu, qemu.pidfd())?;
+        Ok(Guest {
+            servers: Vec::new(),
+            bridges: None,
+            switches: Vec::new(),
+            events,
+            plan: String::new(),
+            counters: Arc::new(CounterFiles::of(&Scenario::demo()?, runs)),
+            losable: BTreeSet::new(),
+            requested_loss: None,
+            port: None,
+            started: Instant::now(),
+            _link: None,
+            _monitor: folder.link("monitor", Path::new("none"))?,
+            ended: None,
+            trace: None,
+            qemu_log: BoundedFile::new(folder.file(QEMU_LOG)?, 0),
+            search: GivenUp::default(),
+            given_up: None,
+            qemu_said: qemu.take_stderr().context("no log")?,
+            open: 1,
+            _cache: Cache::at(&runs.join("cache"))?,
+            console: Console::new(folder.file(CONSOLE_LOG)?, KnownWarnings::default()),
+            report: Report::new(folder.file("report")?, false),
+            qemu,
+        })
+    }
+
+    #[test]
+    fn guest_is_followed_until_it_ends_or_its_follower_is_done() {
+        let runs = tempfile::tempdir().unwrap();
+        let mut guest = scripted("echo one; echo two; exit 3", runs.path()).unwrap();
+        let mut seen = Vec::new();
+        let followed = guest.follow(LONG, |_, event| {
+            if let GuestEvent::Console(lines) = event {
+                seen.extend(lines);
+            }
+            Ok::<Next<()>, anyhow::Error>(Next::Follow)
+        });
+        let Err(Ending::Ended(status)) = followed.unwrap() else {
+            panic!("another ending");
+        };
+        assert_eq!(
+            (status.code(), seen.join(" ")),
+            (Some(3), "one two".to_owned())
+        );
+
+        let runs = tempfile::tempdir().unwrap();
+        let mut guest = scripted("echo up; exec sleep 1000", runs.path()).unwrap();
+        let followed = guest.follow(LONG, |_, _| Ok::<_, anyhow::Error>(Next::Done(7)));
+        assert_eq!(followed.unwrap().unwrap(), 7);
+    }
+
+    #[test]
+    fn guest_is_followed_beyond_its_time_only_if_its_follower_says_so() {
+        let runs = tempfile::tempdir().unwrap();
+        let mut guest = scripted("exec sleep 1000", runs.path()).unwrap();
+        let ending = guest.ending(Duration::ZERO).unwrap();
+        assert!(matches!(ending, Ending::TimedOut(0)), "{ending:?}");
+        let mut late = 0;
+        let followed = guest.follow(Duration::ZERO, |guest, event| {
+            if !matches!(event, GuestEvent::Late) {
+                return Ok::<Next<()>, anyhow::Error>(Next::Follow);
+            }
+            late += 1;
+            guest.qemu.kill()?;
+            Ok(Next::FollowFor(LONG))
+        });
+        let ending = followed.unwrap().unwrap_err();
+        assert!(
+            matches!(ending, Ending::Ended(_)) && late == 1,
+            "{ending:?}"
+        );
+    }
+
+    #[test]
+    fn signal_ends_a_guest_unless_its_follower_goes_on() {
+        let runs = tempfile::tempdir().unwrap();
+        let mut guest = scripted("exec sleep 1000", runs.path()).unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        guest.add_work(ours);
+        theirs.write_all(&[15]).unwrap();
+        let ending = guest.ending(LONG).unwrap();
+        assert!(matches!(ending, Ending::Signal(15)), "{ending:?}");
+        theirs.write_all(&[2]).unwrap();
+        drop(theirs);
+        let mut signals = Vec::new();
+        let followed = guest.follow(LONG, |_, event| {
+            Ok::<_, anyhow::Error>(match event {
+                GuestEvent::Signal(signal) => {
+                    signals.push(signal);
+                    Next::FollowFor(LONG)
+                }
+                GuestEvent::WorkDone => Next::Done("done"),
+                _ => Next::Follow,
+            })
+        });
+        assert_eq!((followed.unwrap().unwrap(), signals), ("done", vec![2]));
+    }
 
     #[test]
     fn guest_may_ask_only_for_the_death_of_what_a_check_loses() {
