@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
@@ -15,6 +15,7 @@ use peerbar_lab::finished_run::VERDICT;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::progress::Progress;
+use peerbar_lab::run_file;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::table::{Cell, Style, Table};
 use peerbar_lab::terminal::{colours, columns, print};
@@ -197,7 +198,8 @@ impl RunningJob<'_> {
     /// Returns the outcome of the run with its verdict. The failure is the reason why it did not
     /// run.
     fn result(&self, status: ExitStatus, log: &str) -> Result<(RunOutcome, String), Failure> {
-        let verdict = fs::read_to_string(self.folder.path().join(VERDICT)).unwrap_or_default();
+        let verdict = self.folder.path().join(VERDICT);
+        let verdict = run_file::read_to_string(&verdict).unwrap_or_default();
         let verdict = verdict.lines().next().unwrap_or_default();
         match status.code().and_then(outcome) {
             Some(outcome) if is_verdict(verdict, outcome) => Ok((outcome, verdict.to_owned())),
