@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 ///
 /// Linux calls a domain that it made up itself, as for Intel's VMD, `10000` and up, so a domain may
 /// have more than 16 bits.
+///
+/// The port above a device, if a source does not show it, has the address of [`Address::port_above`]:
+/// `the port above 0000:3b:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -32,9 +35,18 @@ impl FromStr for Address {
 
     /// Parses `[DOMAIN:]BUS:DEVICE.FUNCTION`, in hexadecimal. The domain is 0 if it is missing.
     fn from_str(text: &str) -> Result<Self, InvalidAddress> {
-        parse(text).ok_or_else(|| InvalidAddress(text.to_owned()))
+        let address = match text.strip_prefix(PORT_ABOVE) {
+            Some(device) => parse(device).map(Self::port_above),
+            None => parse(text),
+        };
+        address.ok_or_else(|| InvalidAddress(text.to_owned()))
     }
 }
+
+/// Begins the name of a port that a source does not show.
+const PORT_ABOVE: &str = "the port above ";
+/// Marks the domain of such a port. Linux's domains are positive numbers of 32 bits with a sign.
+const NOT_SHOWN: u32 = 1 << 31;
 
 fn parse(text: &str) -> Option<Address> {
     let (place, function) = text.split_once('.')?;
@@ -43,7 +55,7 @@ fn parse(text: &str) -> Option<Address> {
     let bus = hex(parts.next()?, 2..=2)?;
     let domain = parts.next().map_or(Some(0), |part| hex(part, 4..=8))?;
     let address = Address {
-        domain,
+        domain: Some(domain).filter(|domain| domain_not_shown(*domain).is_none())?,
         bus: u8::try_from(bus).ok()?,
         device: u8::try_from(device).ok().filter(|device| *device < 32)?,
         function: u8::try_from(hex(function, 1..=1)?)
@@ -66,6 +78,27 @@ impl Address {
     pub fn devfn(self) -> u8 {
         (self.device & 0x1f) << 3 | self.function & 7
     }
+
+    /// Returns the address that stands for the port above this device, for sources that do not show
+    /// the port. All functions of a device are below one port.
+    pub fn port_above(self) -> Self {
+        Self {
+            domain: self.domain | NOT_SHOWN,
+            function: 0,
+            ..self
+        }
+    }
+
+    /// Returns `true` if a source does not show the function: the address is that of
+    /// [`Address::port_above`].
+    pub fn is_not_shown(self) -> bool {
+        domain_not_shown(self.domain).is_some()
+    }
+}
+
+/// Returns the domain of a port that a source does not show, or `None` for any other function.
+pub(crate) fn domain_not_shown(domain: u32) -> Option<u32> {
+    (domain & NOT_SHOWN != 0).then_some(domain & !NOT_SHOWN)
 }
 
 impl fmt::Display for Address {
@@ -76,7 +109,13 @@ impl fmt::Display for Address {
             device,
             function,
         } = self;
-        f.pad(&format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"))
+        let (prefix, domain) = match domain_not_shown(*domain) {
+            Some(domain) => (PORT_ABOVE, domain),
+            None => ("", *domain),
+        };
+        f.pad(&format!(
+            "{prefix}{domain:04x}:{bus:02x}:{device:02x}.{function}"
+        ))
     }
 }
 
@@ -110,6 +149,15 @@ mod tests {
     }
 
     #[test]
+    fn port_that_is_not_shown_is_named_by_the_device_below_it() {
+        let device: Address = "0001:3b:00.1".parse().unwrap();
+        let port = device.port_above();
+        assert_eq!(port.to_string(), "the port above 0001:3b:00.0");
+        assert_eq!(port.to_string().parse(), Ok(port));
+        assert!(port.is_not_shown() && !device.is_not_shown());
+    }
+
+    #[test]
     fn other_texts_are_refused() {
         for text in [
             "",
@@ -120,6 +168,8 @@ mod tests {
             "00:3b:00.0",
             "+b:00.0",
             "0:0:3b:00.0",
+            "80000000:3b:00.0",
+            "the port above 3b:00",
         ] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }

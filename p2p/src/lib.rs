@@ -38,17 +38,20 @@ mod lspci;
 mod machine;
 mod matrix;
 mod names;
+mod nccl;
 mod pair;
 mod pci_ids;
 mod read;
 #[cfg(test)]
 mod samples;
+mod shape;
 mod size;
 mod sysfs;
 mod text;
 mod tree;
 mod warnings;
 mod wire;
+mod xml;
 
 pub use address::{Address, InvalidAddress};
 pub use changes::Change;

@@ -20,6 +20,9 @@ pub struct Machine {
     pub host: Host,
     /// The source lists every function. If not, a function that is missing is unknown, not absent.
     pub is_complete: bool,
+    /// The source leaves out functions that it holds unimportant, such as host bridges: the first
+    /// function that it shows on a root bus may not be the first.
+    pub is_selection: bool,
     /// The source's own statements about pairs, such as the kernel's log lines.
     pub statements: Vec<Statement>,
     /// What the source lacks, as sentences.
@@ -309,11 +312,27 @@ impl Machine {
         }
     }
 
-    /// Returns domain and number of the root bus above `address`, if it is known.
+    /// Returns domain and number of the root bus above `address`, if it is known. If the source does
+    /// not show the bus, its NUMA node stands for it.
     pub fn root_bus(&self, address: Address) -> Option<(u32, u8)> {
         let (bridges, is_whole) = self.bridges_above(address);
         let top = bridges.last().copied().unwrap_or(address);
-        is_whole.then_some((top.domain, top.bus))
+        is_whole.then(|| self.bus(top))
+    }
+
+    /// Returns the bus that the function at `address` is on. The bus of a port that the source does
+    /// not show is unknown; its NUMA node stands for it, or 255 if that is unknown, too.
+    fn bus(&self, address: Address) -> (u32, u8) {
+        let node = || {
+            let node = self.function(address)?.numa_node?;
+            u8::try_from(node).ok()
+        };
+        let bus = if address.is_not_shown() {
+            node().unwrap_or(u8::MAX)
+        } else {
+            address.bus
+        };
+        (address.domain, bus)
     }
 
     /// Returns the functions on a root bus, in the order of their addresses.
@@ -322,7 +341,7 @@ impl Machine {
         (domain, bus): (u32, u8),
     ) -> impl Iterator<Item = (&Address, &Function)> {
         self.functions.iter().filter(move |(address, function)| {
-            (address.domain, address.bus) == (domain, bus) && function.place == Place::RootBus
+            function.place == Place::RootBus && self.bus(**address) == (domain, bus)
         })
     }
 

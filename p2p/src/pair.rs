@@ -7,7 +7,7 @@ use crate::address::Address;
 use crate::changes::{self, Change};
 use crate::kernel::{self, KernelVerdict, Outcome, Way};
 use crate::machine::{Acs, Kind, Machine, Statement};
-use crate::tree::{Tree, host_bridge_name, root_bus_name};
+use crate::tree::{Tree, host_bridge_name, is_host_bridge_known, root_bus_name};
 use crate::warnings;
 use crate::wire::{self, Wire};
 
@@ -140,6 +140,12 @@ fn why(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> String
         let bridge = tree.name(Hop::HostBridge(*bridge));
         let mut buses = ends.into_iter().filter_map(|end| machine.root_bus(end));
         let bus = buses.find(|bus| root_bus_name(*bus) == bridge);
+        if bus.is_some_and(|bus| !is_host_bridge_known(machine, bus)) {
+            return format!(
+                "requests go up to the root complex, and the source does not show whether the kernel's list has the \
+                 host bridge of {bridge}"
+            );
+        }
         if let Some(name) = bus.and_then(|bus| host_bridge_name(machine, bus)) {
             return format!(
                 "requests go up to the root complex, but host bridge {bridge} ({name}) is not on the kernel's list, nor \

@@ -7,7 +7,9 @@ use crate::log;
 use crate::lspci;
 use crate::machine::{Acs, Machine, Place, Statement};
 use crate::names;
+use crate::nccl;
 use crate::sysfs;
+use crate::xml::Document;
 
 /// Why a machine cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +19,13 @@ pub enum ReadError {
     Sysfs(#[from] io::Error),
     /// The text has no PCI device.
     #[error(
-        "no PCI device found: expected the output of `lspci -vvv`, best as root, or a file of `peerbar p2p --save`"
+        "no PCI device found: expected the output of `lspci -vvv`, best as root, a file of `peerbar p2p --save`, or a \
+         topology file of NCCL or RCCL"
     )]
     NoDevice,
+    /// The file of a tool has no PCI device.
+    #[error("{0} shows no PCI device: {1}")]
+    NoDeviceIn(&'static str, &'static str),
     /// The text is JSON of another kind.
     #[error("this JSON is not a machine that `peerbar p2p --save` wrote")]
     Json(#[from] serde_json::Error),
@@ -45,33 +51,100 @@ impl Machine {
         Ok(sysfs::read(root)?)
     }
 
-    /// Reads a machine from a text: a file of `--save`, or a paste with the output of `lspci` and
-    /// whatever else a person pasted with it.
+    /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` and
+    /// whatever else a person pasted with it, or a topology file of NCCL or RCCL.
     ///
     /// # Errors
     ///
     /// The text has no PCI device.
     pub fn read(text: &str) -> Result<Self, ReadError> {
-        if text.trim_start().starts_with('{') {
+        let text = text.trim_start_matches('\u{feff}').trim_start();
+        if text.starts_with('{') {
             return Ok(serde_json::from_str(text)?);
         }
-        let text = without_control(text);
-        let text = text.as_str();
         let mut machine = Self::default();
-        lspci::read(text, &mut machine);
-        machine.attach_by_bus_numbers();
-        log::read(text, &mut machine);
-        if machine.functions.is_empty() {
-            return Err(ReadError::NoDevice);
+        // A paste may begin with a tag, too.
+        let document = text.starts_with('<').then(|| Document::read(text));
+        let tool = document
+            .as_ref()
+            .and_then(|document| Tool::of(document.root()?));
+        match tool.zip(document) {
+            Some((tool, document)) => tool.read(&document, &mut machine)?,
+            None => read_paste(text, &mut machine)?,
         }
         infer_host(&mut machine);
-        machine.gaps = gaps(&machine);
+        let gaps = gaps(&machine, tool);
+        machine.gaps.extend(gaps);
         Ok(machine)
     }
 }
 
+fn read_paste(text: &str, machine: &mut Machine) -> Result<(), ReadError> {
+    let text = without_control(text);
+    lspci::read(&text, machine);
+    machine.attach_by_bus_numbers();
+    log::read(&text, machine);
+    if machine.functions.is_empty() {
+        return Err(ReadError::NoDevice);
+    }
+    Ok(())
+}
+
+/// A tool that writes the shape of a machine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tool {
+    Nccl,
+}
+
+impl Tool {
+    /// Returns the tool whose XML has this root element.
+    fn of(root: &str) -> Option<Self> {
+        match root {
+            "system" => Some(Self::Nccl),
+            _ => None,
+        }
+    }
+
+    /// Returns the name of its file.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Nccl => "NCCL's topology file",
+        }
+    }
+
+    /// Reads its file into `machine`.
+    fn read(self, document: &Document, machine: &mut Machine) -> Result<(), ReadError> {
+        match self {
+            Self::Nccl => nccl::read(document, machine),
+        }
+        if machine.functions.is_empty() {
+            return Err(ReadError::NoDeviceIn(self.file(), self.way_out()));
+        }
+        if let Some(broken) = &document.broken {
+            machine.gaps.push(format!(
+                "a part of the file, which is cut or broken at {broken}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the ports that its file does not show.
+    fn leaves_out(self) -> &'static str {
+        match self {
+            Self::Nccl => "root ports, downstream ports and host bridges (so PHB may be NODE)",
+        }
+    }
+
+    /// Returns how to get a file with devices.
+    fn way_out(self) -> &'static str {
+        match self {
+            Self::Nccl => "NCCL_TOPO_DUMP_FILE=FILE has a run of NCCL or RCCL write one",
+        }
+    }
+}
+
 /// Returns `text` without characters that steer a terminal, on which parts of it are shown.
-fn without_control(text: &str) -> String {
+pub(crate) fn without_control(text: &str) -> String {
     let is_plain = |c: &char| matches!(c, '\n' | '\t') || !c.is_control();
     text.chars().filter(is_plain).collect()
 }
@@ -96,13 +169,29 @@ fn infer_host(machine: &mut Machine) {
     }
 }
 
-/// Returns what the source lacks.
-fn gaps(machine: &Machine) -> Vec<String> {
+/// Returns what the source lacks, which is the file of `tool` or a paste.
+fn gaps(machine: &Machine, tool: Option<Tool>) -> Vec<String> {
     let mut gaps = Vec::new();
     let functions = || machine.functions.values();
     let bridges = || functions().filter(|function| function.class == Some(0x0604));
     if bridges().any(|bridge| bridge.acs == Acs::Unknown) {
-        gaps.push("ACS of some ports: `sudo lspci -vvv` shows it".to_owned());
+        gaps.push(match tool {
+            Some(tool) => format!("ACS: {} shows none, `sudo lspci -vvv` does", tool.file()),
+            None => "ACS of some ports: `sudo lspci -vvv` shows it".to_owned(),
+        });
+    }
+    if let Some(tool) = tool {
+        if machine.functions.keys().any(|at| at.is_not_shown()) {
+            gaps.push(format!(
+                "{}: {} leaves them out",
+                tool.leaves_out(),
+                tool.file()
+            ));
+        }
+        gaps.push(format!(
+            "memory: {} shows no BARs, so only GPUs and accelerators count as providers",
+            tool.file()
+        ));
     }
     if functions().any(|function| function.is_of_interest() && function.place == Place::Unknown) {
         gaps.push("the bridges above some devices: paste the output for all devices".to_owned());

@@ -4,9 +4,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use peerbar_rule::PortType;
-
-use crate::address::Address;
 use crate::config_space;
 use crate::log;
 use crate::machine::{Acs, Bar, Function, Iommu, Machine, Place};
@@ -40,7 +37,7 @@ pub(crate) fn read(root: &Path) -> io::Result<Machine> {
         let text = "sysfs shows no PCI device";
         return Err(io::Error::new(io::ErrorKind::NotFound, text));
     }
-    infer_port_types(&mut machine);
+    machine.infer_port_types();
     describe(root, &mut machine);
     host(root, &mut machine);
     if machine
@@ -161,27 +158,6 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Gives bridges without a readable capability the type that their position allows: a port on a
-/// root bus is a root port, below it upstream and downstream ports alternate.
-fn infer_port_types(machine: &mut Machine) {
-    let bridges: Vec<Address> = machine
-        .functions
-        .iter()
-        .filter(|(_, function)| function.class == Some(0x0604) && function.port_type.is_none())
-        .map(|(address, _)| *address)
-        .collect();
-    for address in bridges {
-        let kind = match machine.bridges_above(address).0.len() {
-            0 => PortType::RootPort,
-            odd if odd % 2 == 1 => PortType::UpstreamPort,
-            _ => PortType::DownstreamPort,
-        };
-        if let Some(function) = machine.functions.get_mut(&address) {
-            function.port_type = Some(kind);
-        }
-    }
-}
-
 /// Describes functions by the system's PCI ID list, or by their IDs.
 fn describe(root: &Path, machine: &mut Machine) {
     let ids = machine
@@ -237,7 +213,10 @@ fn hypervisor(vendor: &str, cpuinfo: &str) -> Option<String> {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use peerbar_rule::PortType;
+
     use super::*;
+    use crate::address::Address;
     use crate::machine::Kind;
 
     /// A root folder with one GPU below a root port, as an unprivileged user sees them.

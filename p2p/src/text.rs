@@ -115,7 +115,8 @@ fn devices(devices: &[Device]) -> String {
         let room = WIDTH
             .saturating_sub(start.len())
             .saturating_sub(facts.len());
-        format!("{start}{}{facts}\n", cut(&device.description, room))
+        let words = cut(&device.description, room) + &facts;
+        format!("{start}{}\n", words.trim_start_matches(", "))
     };
     devices.iter().map(line).collect()
 }

@@ -7,7 +7,7 @@ use peerbar_rule::{
     PortType,
 };
 
-use crate::address::Address;
+use crate::address::{Address, domain_not_shown};
 use crate::machine::{Acs, Function, Machine, Place};
 
 /// The rule's tree of a machine. Functions are named by their addresses, host bridges as in sysfs.
@@ -61,7 +61,9 @@ impl Tree {
                     None => return,
                 },
                 _ => {
-                    let bus = (address.domain, address.bus);
+                    let Some(bus) = machine.root_bus(address) else {
+                        return;
+                    };
                     let add = || {
                         self.tree
                             .add_host_bridge(root_bus_name(bus), known_by(machine, bus))
@@ -92,9 +94,14 @@ impl Tree {
     }
 }
 
-/// Returns the name of a root bus in sysfs.
+/// Returns the name of a root bus in sysfs, or that of its NUMA node if the source does not show it.
 pub(crate) fn root_bus_name((domain, bus): (u32, u8)) -> String {
-    format!("pci{domain:04x}:{bus:02x}")
+    match (domain_not_shown(domain), bus) {
+        (None, _) => format!("pci{domain:04x}:{bus:02x}"),
+        (Some(_), u8::MAX) => "an unknown NUMA node".to_owned(),
+        (Some(0), node) => format!("NUMA node {node}"),
+        (Some(domain), node) => format!("NUMA node {node}, domain {domain:04x}"),
+    }
 }
 
 fn node(address: Address, function: &Function) -> Node {
@@ -108,12 +115,18 @@ fn node(address: Address, function: &Function) -> Node {
 
 /// Returns the ID by which the kernel looks up the host bridge of `bus`.
 fn known_by(machine: &Machine, bus: (u32, u8)) -> Option<DeviceId> {
-    let (address, first) = machine.on_root_bus(bus).next()?;
+    let (address, first) = first_on_root_bus(machine, bus)?;
     HostBridge::known_by(
         address.devfn(),
         first.port_type.unwrap_or(PortType::Other),
         first.id?,
     )
+}
+
+/// Returns the first function on a root bus, if it is certain that the source shows it.
+fn first_on_root_bus(machine: &Machine, bus: (u32, u8)) -> Option<(&Address, &Function)> {
+    let first = machine.on_root_bus(bus).next()?;
+    (!machine.is_selection || first.0.devfn() == 0).then_some(first)
 }
 
 /// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID,
@@ -127,7 +140,7 @@ pub(crate) fn is_host_bridge_known(machine: &Machine, bus: (u32, u8)) -> bool {
 
 /// Returns the description of the device by which the kernel looks up the host bridge of `bus`.
 pub(crate) fn host_bridge_name(machine: &Machine, bus: (u32, u8)) -> Option<&str> {
-    let (address, first) = machine.on_root_bus(bus).next()?;
+    let (address, first) = first_on_root_bus(machine, bus)?;
     let is_looked_up = address.devfn() == 0 || first.port_type == Some(PortType::RootPort);
     (is_looked_up && !first.description.is_empty()).then_some(&first.description)
 }
