@@ -43,9 +43,8 @@ fn kernel_name(function: &Function) -> Option<String> {
     match function.kind() {
         Kind::Nvme => names.iter().find(starts("nvme")).cloned(),
         Kind::Nic => {
-            let rdma = names
-                .iter()
-                .find(|name| !name.starts_with("en") && !name.starts_with("eth"));
+            let is_net = |name: &str| ["en", "eth", "ib"].iter().any(|net| name.starts_with(net));
+            let rdma = names.iter().find(|name| !is_net(name));
             rdma.or(names.first()).cloned()
         }
         _ => None,

@@ -31,6 +31,7 @@ mod address;
 mod changes;
 pub mod cli;
 mod config_space;
+mod hwloc;
 mod kernel;
 mod labels;
 mod log;

@@ -137,6 +137,19 @@ pub(crate) fn hypervisor(id: Option<DeviceId>, name: &str) -> Option<&'static st
         .map(|(.., hypervisor)| *hypervisor)
 }
 
+/// Returns the hypervisor whose firmware has this system vendor.
+pub(crate) fn hypervisor_by_firmware(vendor: &str) -> Option<String> {
+    const VENDORS: [&str; 4] = ["QEMU", "VMware", "Xen", "innotek"];
+    let is_one = VENDORS.iter().any(|known| vendor.starts_with(known));
+    is_one.then(|| vendor.to_owned())
+}
+
+/// Returns `true` if a name of a kernel's device stands for the whole device and may be published:
+/// DRM's connectors are named `card0-DP-1`, and a name such as `enx001122334455` has the MAC address.
+pub(crate) fn is_plain(name: &str) -> bool {
+    !name.contains('-') && !name.starts_with("enx")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

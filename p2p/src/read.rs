@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use crate::hwloc;
 use crate::log;
 use crate::lspci;
 use crate::machine::{Acs, Machine, Place, Statement};
@@ -19,8 +20,8 @@ pub enum ReadError {
     Sysfs(#[from] io::Error),
     /// The text has no PCI device.
     #[error(
-        "no PCI device found: expected the output of `lspci -vvv`, best as root, a file of `peerbar p2p --save`, or a \
-         topology file of NCCL or RCCL"
+        "no PCI device found: expected the output of `lspci -vvv`, best as root, a file of `peerbar p2p --save`, or \
+         a topology file of NCCL, RCCL or hwloc"
     )]
     NoDevice,
     /// The file of a tool has no PCI device.
@@ -52,7 +53,7 @@ impl Machine {
     }
 
     /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` and
-    /// whatever else a person pasted with it, or a topology file of NCCL or RCCL.
+    /// whatever else a person pasted with it, or a topology file of NCCL, RCCL or hwloc.
     ///
     /// # Errors
     ///
@@ -94,6 +95,7 @@ fn read_paste(text: &str, machine: &mut Machine) -> Result<(), ReadError> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tool {
     Nccl,
+    Hwloc,
 }
 
 impl Tool {
@@ -101,6 +103,7 @@ impl Tool {
     fn of(root: &str) -> Option<Self> {
         match root {
             "system" => Some(Self::Nccl),
+            "topology" => Some(Self::Hwloc),
             _ => None,
         }
     }
@@ -109,6 +112,7 @@ impl Tool {
     fn file(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL's topology file",
+            Self::Hwloc => "hwloc's file",
         }
     }
 
@@ -116,6 +120,7 @@ impl Tool {
     fn read(self, document: &Document, machine: &mut Machine) -> Result<(), ReadError> {
         match self {
             Self::Nccl => nccl::read(document, machine),
+            Self::Hwloc => hwloc::read(document, machine),
         }
         if machine.functions.is_empty() {
             return Err(ReadError::NoDeviceIn(self.file(), self.way_out()));
@@ -132,6 +137,7 @@ impl Tool {
     fn leaves_out(self) -> &'static str {
         match self {
             Self::Nccl => "root ports, downstream ports and host bridges (so PHB may be NODE)",
+            Self::Hwloc => "some ports",
         }
     }
 
@@ -139,6 +145,7 @@ impl Tool {
     fn way_out(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL_TOPO_DUMP_FILE=FILE has a run of NCCL or RCCL write one",
+            Self::Hwloc => "`lstopo FILE.xml` without --no-io writes one that does",
         }
     }
 }

@@ -6,10 +6,15 @@ use crate::address::Address;
 use crate::machine::{Function, Machine, Place};
 
 /// The place at which a source shows a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Shown {
+    /// The source shows nothing above it.
+    #[default]
+    Nowhere,
     /// On this root bus.
     OnRootBus,
+    /// Below this bridge, on its bus.
+    Below(Address),
     /// Below a port that the source does not show. That port is below this bridge, or on a root bus
     /// that the source does not show either.
     BelowAPort(Option<Address>),
@@ -24,7 +29,9 @@ impl Machine {
     pub(crate) fn attach(&mut self, address: Address, function: Function, shown: Shown) {
         let above = |bridge: Option<Address>| bridge.map_or(Place::RootBus, Place::Below);
         let place = match shown {
+            Shown::Nowhere => Place::Unknown,
             Shown::OnRootBus => Place::RootBus,
+            Shown::Below(bridge) => Place::Below(bridge),
             Shown::BelowAPort(_) => Place::Below(address.port_above()),
         };
         if let Shown::BelowAPort(bridge) = shown {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::config_space;
 use crate::log;
 use crate::machine::{Acs, Bar, Function, Iommu, Machine, Place};
+use crate::names;
 use crate::pci_ids;
 
 /// `IORESOURCE_MEM`, `IORESOURCE_PREFETCH`, `IORESOURCE_MEM_64` (Linux include/linux/ioport.h).
@@ -149,9 +150,7 @@ fn names(folder: &Path) -> Vec<String> {
         let of_class = entries
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok());
-        // DRM's connectors are named `card0-DP-1`; a name such as `enx001122334455` has the MAC address.
-        let is_short = |name: &String| !name.contains('-') && !name.starts_with("enx");
-        let mut of_class: Vec<String> = of_class.filter(is_short).collect();
+        let mut of_class: Vec<String> = of_class.filter(|name| names::is_plain(name)).collect();
         of_class.sort();
         names.extend(of_class);
     }
