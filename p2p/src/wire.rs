@@ -1,8 +1,10 @@
 //! The way of a TLP between two devices, independently of Linux (PCIe Base 6.0, 6.12.3): vendors'
 //! stacks, such as NVIDIA's peer memory or NCCL, check less than Linux does.
 //!
-//! A request is routed at each port that it passes upwards. A completion, which answers a read, goes
-//! the other way and is routed at the ports above the provider.
+//! A request turns down at the lowest switch that is above both devices. Only there can ACS send it
+//! up instead: at the port of that switch through which it comes in. Ports below pass it upwards in
+//! any case. A completion, which answers a read, goes the other way and comes in through the port
+//! towards the provider.
 
 use peerbar_rule::{AcsControl, PortType};
 use serde::Serialize;
@@ -16,11 +18,14 @@ use crate::tree::root_bus_name;
 pub struct Wire {
     /// The highest point of the way.
     pub summit: Summit,
-    /// Ports that send requests up although their way leads down below a common bridge.
+    /// The port that sends requests up although their way leads down below a common bridge.
     pub redirected_at: Vec<Address>,
-    /// Ports that send the completions of reads up.
+    /// The port that sends the completions of reads up.
     pub completions_redirected_at: Vec<Address>,
-    /// Ports on the way whose ACS is unknown.
+    /// ACS, where it sends requests up, lets requests with translated addresses go directly: those
+    /// of a device with ATS (PCIe Base 6.0, 7.7.11.3, ACS Direct Translated P2P Enable).
+    pub is_direct_if_translated: bool,
+    /// Ports at which ACS may send requests or completions up, but whose ACS is unknown.
     pub unknown_at: Vec<Address>,
     /// The distance in the words of `nvidia-smi topo`.
     pub distance: Distance,
@@ -79,29 +84,36 @@ impl Distance {
 pub(crate) fn wire(machine: &Machine, client: Address, provider: Address) -> Option<Wire> {
     let ((up, down), summit) = ways(machine, client, provider)?;
     let is_below_a_bridge = matches!(summit, Summit::Bridge(_));
-    let redirecting = |ports: &[Address], bits: &[AcsControl]| -> Vec<Address> {
-        let redirects = |port: &&Address| match acs(machine, **port) {
-            Acs::Control(control) => bits.iter().any(|bit| control.has_any(*bit)),
-            Acs::Unknown | Acs::Absent => false,
-        };
-        ports
-            .iter()
-            .filter(redirects)
-            .filter(|_| is_below_a_bridge)
-            .copied()
-            .collect()
+    let at_turn = |ports: &[Address]| ports.last().copied().filter(|_| is_below_a_bridge);
+    let turns = [at_turn(&up), at_turn(&down)];
+    let redirecting = |port: Option<Address>, bits: &[AcsControl]| -> Vec<Address> {
+        let redirects = |port: &Address| has_any(machine, *port, bits);
+        port.into_iter().filter(redirects).collect()
     };
-    let is_unknown = |port: &&Address| is_below_a_bridge && acs(machine, **port) == Acs::Unknown;
+    let [from_client, from_provider] = turns;
+    let redirected_at = redirecting(
+        from_client,
+        &[AcsControl::REQUEST_REDIRECT, AcsControl::EGRESS_CONTROL],
+    );
+    let passes_translated =
+        |port: &Address| has_any(machine, *port, &[AcsControl::DIRECT_TRANSLATED]);
+    let is_unknown = |port: &Address| acs(machine, *port) == Acs::Unknown;
     Some(Wire {
         distance: distance(&summit, up.len().max(down.len())),
-        redirected_at: redirecting(
-            &up,
-            &[AcsControl::REQUEST_REDIRECT, AcsControl::EGRESS_CONTROL],
-        ),
-        completions_redirected_at: redirecting(&down, &[AcsControl::COMPLETION_REDIRECT]),
-        unknown_at: up.iter().chain(&down).filter(is_unknown).copied().collect(),
+        is_direct_if_translated: redirected_at.iter().any(passes_translated),
+        redirected_at,
+        completions_redirected_at: redirecting(from_provider, &[AcsControl::COMPLETION_REDIRECT]),
+        unknown_at: turns.into_iter().flatten().filter(is_unknown).collect(),
         summit,
     })
+}
+
+/// Returns `true` if the function's ACS control register is known to have any of `bits`.
+fn has_any(machine: &Machine, address: Address, bits: &[AcsControl]) -> bool {
+    match acs(machine, address) {
+        Acs::Control(control) => bits.iter().any(|bit| control.has_any(*bit)),
+        Acs::Unknown | Acs::Absent => false,
+    }
 }
 
 fn acs(machine: &Machine, address: Address) -> Acs {
@@ -206,6 +218,9 @@ impl Wire {
             Summit::HostBridges(from, to) => format!("crosses from host bridge {from} to {to}"),
             Summit::NumaNodes(from, to) => format!("crosses from NUMA node {from} to {to}"),
         };
+        if self.is_direct_if_translated {
+            text.push_str("; requests that the device has translated by ATS stay below");
+        }
         if !self.completions_redirected_at.is_empty() && self.redirected_at.is_empty() {
             text.push_str(&format!(
                 "; the completions of reads go up at {}",
@@ -225,6 +240,7 @@ impl Wire {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{Function, Place};
     use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
 
     fn of(text: &str, client: &str, provider: &str) -> (Wire, String) {
@@ -281,5 +297,60 @@ mod tests {
             of(&second_switch, "1d:00.0", "1a:00.0").0.distance,
             Distance::Pxb
         );
+    }
+
+    const CLIENT: &str = "03:00.0";
+    const PROVIDER: &str = "06:00.0";
+
+    /// A client below a switch at 01:00.0, and a provider below a second switch at 04:00.0 that is
+    /// below the first, with the ACS registers of some ports.
+    fn nested_switches(acs: &[(&str, u16)]) -> Machine {
+        let places = [
+            ("00:01.0", None),
+            ("01:00.0", Some("00:01.0")),
+            ("02:00.0", Some("01:00.0")),
+            (CLIENT, Some("02:00.0")),
+            ("02:01.0", Some("01:00.0")),
+            ("04:00.0", Some("02:01.0")),
+            ("05:00.0", Some("04:00.0")),
+            (PROVIDER, Some("05:00.0")),
+        ];
+        let function = |(address, above): (&str, Option<&str>)| {
+            let control = acs.iter().find(|(port, _)| *port == address);
+            let function = Function {
+                place: above.map_or(Place::RootBus, |above| Place::Below(at(above))),
+                acs: control.map_or(Acs::Absent, |(_, bits)| Acs::Control(AcsControl(*bits))),
+                ..Function::default()
+            };
+            (at(address), function)
+        };
+        Machine {
+            functions: places.into_iter().map(function).collect(),
+            ..Machine::default()
+        }
+    }
+
+    fn wire_with(acs: &[(&str, u16)]) -> Wire {
+        wire(&nested_switches(acs), at(CLIENT), at(PROVIDER)).unwrap()
+    }
+
+    #[test]
+    fn acs_redirects_at_the_switch_in_which_a_request_turns() {
+        let all = wire_with(&[("02:00.0", 0x1d), ("02:01.0", 0x1d), ("05:00.0", 0x1d)]);
+        assert_eq!(all.redirected_at, [at("02:00.0")]);
+        assert_eq!(all.completions_redirected_at, [at("02:01.0")]);
+        assert!(!all.is_direct() && !all.is_direct_if_translated);
+
+        let below = wire_with(&[("02:01.0", 0x15), ("05:00.0", 0x1d)]);
+        assert!(below.is_direct());
+        assert_eq!(below.completions_redirected_at, []);
+        assert_eq!(below.distance, Distance::Pxb);
+    }
+
+    #[test]
+    fn direct_translated_requests_are_not_redirected() {
+        let wire = wire_with(&[("02:00.0", 0x5d)]);
+        assert!(wire.is_direct_if_translated);
+        assert_eq!(wire_with(&[("02:00.0", 0x40)]).redirected_at, []);
     }
 }

@@ -27,6 +27,8 @@ impl AcsControl {
     pub const COMPLETION_REDIRECT: Self = Self(0x08);
     /// P2P egress control: a vector of ports decides.
     pub const EGRESS_CONTROL: Self = Self(0x20);
+    /// Direct translated P2P: requests with translated addresses are not redirected.
+    pub const DIRECT_TRANSLATED: Self = Self(0x40);
     /// Request redirect, completion redirect, egress control: with any of them Linux assumes that
     /// requests do not go directly to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
     const REDIRECTING: u16 = 0x04 | 0x08 | 0x20;
