@@ -3,7 +3,7 @@
 //! It shows host bridges and all bridges above a device, without ACS. It leaves out functions that
 //! hwloc holds unimportant, among them the ones by which the kernel knows most host bridges.
 
-use peerbar_rule::{Cpu, DeviceId, Vendor};
+use peerbar_rule::DeviceId;
 
 use crate::address::Address;
 use crate::log;
@@ -207,10 +207,7 @@ impl Host<'_> {
         );
         let is_x86 = |arch: &str| arch.starts_with("x86") || arch.ends_with("86");
         if self.get("Architecture").is_some_and(|arch| !is_x86(arch)) {
-            machine.host.cpu = Some(Cpu {
-                vendor: Vendor::Other,
-                family: 0,
-            });
+            machine.host.cpu = Some(names::OTHER_CPU);
         }
         if self.get("OSName").is_none_or(|name| name == "Linux") {
             machine.host.release = self.get("OSRelease").map(str::to_owned);
@@ -223,6 +220,8 @@ impl Host<'_> {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_rule::Vendor;
+
     use super::*;
     use crate::kernel::Way;
     use crate::machine::{Kind, Place};

@@ -2,7 +2,8 @@
 //! change.
 //!
 //! A [`Machine`] is read from sysfs ([`Machine::here`]) or from a text that somebody pasted
-//! ([`Machine::read`]): `lspci -vvv`, the kernel's log, a file that [`Machine`] was saved to.
+//! ([`Machine::read`]): `lspci -vvv`, the kernel's log, a topology file of NCCL, RCCL or hwloc, a
+//! dump of `rdma_topo`, a file that [`Machine`] was saved to.
 //! [`Machine::pair`] gives two verdicts for DMA of one device to the memory of another: what Linux
 //! decides ([`peerbar_rule`]), and where the TLPs go on the wire. Facts that the source does not
 //! show make a verdict conditional.
@@ -42,6 +43,7 @@ mod names;
 mod nccl;
 mod pair;
 mod pci_ids;
+mod rdma_topo;
 mod read;
 #[cfg(test)]
 mod samples;

@@ -117,6 +117,20 @@ pub(crate) const INTEL_CPU: Cpu = Cpu {
     family: 6,
 };
 
+/// A processor of another vendor and architecture: Linux trusts only the host bridges on its list.
+pub(crate) const OTHER_CPU: Cpu = Cpu {
+    vendor: Vendor::Other,
+    family: 0,
+};
+
+/// Device IDs of the root ports of NVIDIA's Arm processors: Grace, then Vera.
+const NVIDIA_ARM: [u16; 7] = [0x22b1, 0x22b2, 0x22b8, 0x2f95, 0x2f96, 0x2f97, 0x2f98];
+
+/// Returns `true` if a root port with this ID belongs to an Arm processor.
+pub(crate) fn is_arm(id: Option<DeviceId>) -> bool {
+    id.is_some_and(|id| id.vendor == 0x10de && NVIDIA_ARM.contains(&id.device))
+}
+
 /// Returns the hypervisor that makes root bus devices like this one.
 pub(crate) fn hypervisor(id: Option<DeviceId>, name: &str) -> Option<&'static str> {
     const VENDORS: [(u16, &str, &str); 7] = [

@@ -9,6 +9,7 @@ use crate::lspci;
 use crate::machine::{Acs, Machine, Place, Statement};
 use crate::names;
 use crate::nccl;
+use crate::rdma_topo;
 use crate::sysfs;
 use crate::xml::Document;
 
@@ -20,16 +21,19 @@ pub enum ReadError {
     Sysfs(#[from] io::Error),
     /// The text has no PCI device.
     #[error(
-        "no PCI device found: expected the output of `lspci -vvv`, best as root, a file of `peerbar p2p --save`, or \
-         a topology file of NCCL, RCCL or hwloc"
+        "no PCI device found: expected the output of `lspci -vvv`, best as root, a file of `peerbar p2p --save`, \
+         a topology file of NCCL, RCCL or hwloc, or a dump of `rdma_topo`"
     )]
     NoDevice,
     /// The file of a tool has no PCI device.
     #[error("{0} shows no PCI device: {1}")]
     NoDeviceIn(&'static str, &'static str),
-    /// The text is JSON of another kind.
+    /// The text is a JSON object of another kind.
     #[error("this JSON is not a machine that `peerbar p2p --save` wrote")]
     Json(#[from] serde_json::Error),
+    /// The text is a JSON list of another kind.
+    #[error("this JSON list is not the output of `rdma_topo dump`")]
+    Dump(#[source] serde_json::Error),
 }
 
 impl Machine {
@@ -53,24 +57,29 @@ impl Machine {
     }
 
     /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` and
-    /// whatever else a person pasted with it, or a topology file of NCCL, RCCL or hwloc.
+    /// whatever else a person pasted with it, a topology file of NCCL, RCCL or hwloc, or a dump of
+    /// `rdma_topo`.
     ///
     /// # Errors
     ///
     /// The text has no PCI device.
     pub fn read(text: &str) -> Result<Self, ReadError> {
         let text = text.trim_start_matches('\u{feff}').trim_start();
-        if text.starts_with('{') {
-            return Ok(serde_json::from_str(text)?);
-        }
         let mut machine = Self::default();
-        // A paste may begin with a tag, too.
-        let document = text.starts_with('<').then(|| Document::read(text));
-        let tool = document
-            .as_ref()
-            .and_then(|document| Tool::of(document.root()?));
-        match tool.zip(document) {
-            Some((tool, document)) => tool.read(&document, &mut machine)?,
+        let tool = match text.chars().next() {
+            Some('{') => return Ok(serde_json::from_str(text)?),
+            Some('[') if is_list(text) => {
+                rdma_topo::read(text, &mut machine).map_err(ReadError::Dump)?;
+                Some(Tool::RdmaTopo)
+            }
+            Some('<') => read_xml(text, &mut machine),
+            _ => None,
+        };
+        match tool {
+            Some(tool) if machine.functions.is_empty() => {
+                return Err(ReadError::NoDeviceIn(tool.file(), tool.way_out()));
+            }
+            Some(_) => {}
             None => read_paste(text, &mut machine)?,
         }
         infer_host(&mut machine);
@@ -78,6 +87,36 @@ impl Machine {
         machine.gaps.extend(gaps);
         Ok(machine)
     }
+}
+
+/// Returns `true` if `text` begins as a JSON list of objects does. The kernel's log begins with a
+/// bracket, too.
+fn is_list(text: &str) -> bool {
+    let rest = text.trim_start_matches('[').trim_start();
+    rest.starts_with(['{', ']'])
+}
+
+/// Reads the file of a tool that writes XML. Returns `None` for other texts: a paste may begin with a
+/// tag.
+fn read_xml(text: &str, machine: &mut Machine) -> Option<Tool> {
+    let document = Document::read(text);
+    let tool = match document.root()? {
+        "system" => {
+            nccl::read(&document, machine);
+            Tool::Nccl
+        }
+        "topology" => {
+            hwloc::read(&document, machine);
+            Tool::Hwloc
+        }
+        _ => return None,
+    };
+    if let Some(broken) = document.broken {
+        machine.gaps.push(format!(
+            "a part of the file, which is cut or broken at {broken}"
+        ));
+    }
+    Some(tool)
 }
 
 fn read_paste(text: &str, machine: &mut Machine) -> Result<(), ReadError> {
@@ -96,48 +135,24 @@ fn read_paste(text: &str, machine: &mut Machine) -> Result<(), ReadError> {
 enum Tool {
     Nccl,
     Hwloc,
+    RdmaTopo,
 }
 
 impl Tool {
-    /// Returns the tool whose XML has this root element.
-    fn of(root: &str) -> Option<Self> {
-        match root {
-            "system" => Some(Self::Nccl),
-            "topology" => Some(Self::Hwloc),
-            _ => None,
-        }
-    }
-
     /// Returns the name of its file.
     fn file(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL's topology file",
             Self::Hwloc => "hwloc's file",
+            Self::RdmaTopo => "rdma_topo's dump",
         }
-    }
-
-    /// Reads its file into `machine`.
-    fn read(self, document: &Document, machine: &mut Machine) -> Result<(), ReadError> {
-        match self {
-            Self::Nccl => nccl::read(document, machine),
-            Self::Hwloc => hwloc::read(document, machine),
-        }
-        if machine.functions.is_empty() {
-            return Err(ReadError::NoDeviceIn(self.file(), self.way_out()));
-        }
-        if let Some(broken) = &document.broken {
-            machine.gaps.push(format!(
-                "a part of the file, which is cut or broken at {broken}"
-            ));
-        }
-        Ok(())
     }
 
     /// Returns the ports that its file does not show.
     fn leaves_out(self) -> &'static str {
         match self {
             Self::Nccl => "root ports, downstream ports and host bridges (so PHB may be NODE)",
-            Self::Hwloc => "some ports",
+            Self::Hwloc | Self::RdmaTopo => "some ports",
         }
     }
 
@@ -146,6 +161,7 @@ impl Tool {
         match self {
             Self::Nccl => "NCCL_TOPO_DUMP_FILE=FILE has a run of NCCL or RCCL write one",
             Self::Hwloc => "`lstopo FILE.xml` without --no-io writes one that does",
+            Self::RdmaTopo => "`sudo rdma_topo dump` on the machine itself writes one that does",
         }
     }
 }
@@ -166,6 +182,8 @@ fn infer_host(machine: &mut Machine) {
         let vendor = function.id.map(|id| id.vendor);
         if names::is_zen(function.id, &function.description) {
             machine.host.cpu.get_or_insert(names::ZEN_CPU);
+        } else if names::is_arm(function.id) {
+            machine.host.cpu.get_or_insert(names::OTHER_CPU);
         } else if vendor == Some(0x8086) || function.description.starts_with("Intel ") {
             machine.host.cpu.get_or_insert(names::INTEL_CPU);
         }
@@ -183,8 +201,12 @@ fn gaps(machine: &Machine, tool: Option<Tool>) -> Vec<String> {
     let bridges = || functions().filter(|function| function.class == Some(0x0604));
     if bridges().any(|bridge| bridge.acs == Acs::Unknown) {
         gaps.push(match tool {
-            Some(tool) => format!("ACS: {} shows none, `sudo lspci -vvv` does", tool.file()),
-            None => "ACS of some ports: `sudo lspci -vvv` shows it".to_owned(),
+            Some(tool @ (Tool::Nccl | Tool::Hwloc)) => {
+                format!("ACS: {} shows none, `sudo lspci -vvv` does", tool.file())
+            }
+            Some(Tool::RdmaTopo) | None => {
+                "ACS of some ports: `sudo lspci -vvv` shows it".to_owned()
+            }
         });
     }
     if let Some(tool) = tool {
@@ -196,7 +218,7 @@ fn gaps(machine: &Machine, tool: Option<Tool>) -> Vec<String> {
             ));
         }
         gaps.push(format!(
-            "memory: {} shows no BARs, so only GPUs and accelerators count as providers",
+            "memory: {} shows no sizes of BARs, so only GPUs and accelerators count as providers",
             tool.file()
         ));
     }
@@ -221,5 +243,75 @@ impl Machine {
                 Statement::NotListed { line, .. } => Some(line.as_str()),
                 _ => None,
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Pieces of the texts that are read.
+    const PIECES: [&str; 24] = [
+        "<system>",
+        "</system>",
+        "<topology version='2.0'>",
+        "<cpu numaid='1' arch='x86_64' vendor='AuthenticAMD' familyid='143'>",
+        "</cpu>",
+        "<pci busid='0000:41:00.0' class='0x060400' vendor='0x1000' device='0xc010'>",
+        "<pci busid='ffff:ff:01.0' class='0x06é400'>",
+        "<pci busid='0000:42:00.1' class='0x030200'>",
+        "<pci busid='0000:00:00.0' class='0x020000'/>",
+        "</pci>",
+        "<nic><net name='mlx5_0'/></nic>",
+        "<gpu/>",
+        "<object type='Bridge' bridge_type='0-1' bridge_pci='0000:[40-45]' nodeset='0x2'>",
+        "<object type='Bridge' bridge_type='1-1' bridge_pci='0000:[41-4é]' pci_busid='0000:40:00.0'>",
+        "<object type='Bridge' bridge_pci='0000:[40-40]' pci_busid='0000:41:00.0' pci_type='0604 [8'>",
+        "<object type='PCIDev' pci_busid='0000:41:00.0' pci_type='0302 [10de:2330]'>",
+        "<object type='OSDev' name='nvme'/>",
+        "<info name='PCIVendor' value='&#27;&amp;&x;'/>",
+        "</object>",
+        "<!-- ",
+        " -->",
+        "[{\"realpath\": \"/0000:40:00.0/0000:40:00.0\", \"config\": \"eJw=\"}]",
+        "41:00.0 3D controller: NVIDIA\n",
+        "]]>",
+    ];
+
+    /// Reads `text`, and judges the machine if it is one.
+    fn judge(text: &str) {
+        if let Ok(machine) = Machine::read(text) {
+            machine.matrix(true);
+            let saved = serde_json::to_string(&machine).unwrap();
+            assert_eq!(Machine::read(&saved).unwrap(), machine);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(first in "[<{\\[]?", bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            judge(&(first + &String::from_utf8_lossy(&bytes)));
+        }
+
+        #[test]
+        fn any_order_of_pieces_is_survived(
+            root in prop::sample::select(&PIECES[..3]),
+            pieces in prop::collection::vec(prop::sample::select(&PIECES[..]), 0..24),
+        ) {
+            judge(&(root.to_owned() + &pieces.concat()));
+        }
+    }
+
+    #[test]
+    fn paste_that_begins_with_a_tag_is_read() {
+        let text =
+            "\u{feff}<details>\n\n0000:41:00.0 3D controller: NVIDIA Corporation\n</details>";
+        assert_eq!(Machine::read(text).unwrap().functions.len(), 1);
+        let error = Machine::read("<graphs version=\"1\"/>")
+            .unwrap_err()
+            .to_string();
+        assert!(error.starts_with("no PCI device found: expected the output of `lspci -vvv`"));
     }
 }

@@ -65,7 +65,7 @@ fn link_name(path: PathBuf) -> Option<String> {
 
 fn function(folder: &Path) -> Function {
     let mut function = Function {
-        place: place(folder),
+        place: place(&folder.canonicalize().unwrap_or_default()),
         bars: bars(&text(folder.join("resource")).unwrap_or_default()),
         ..Function::default()
     };
@@ -110,13 +110,9 @@ fn links(folder: &Path, function: &mut Function) {
 }
 
 /// Returns the place of a device by its path: `…/pci0000:40/0000:40:01.0/0000:41:00.0`.
-fn place(folder: &Path) -> Place {
-    let real = folder.canonicalize().unwrap_or_default();
-    let above = real
-        .parent()
-        .and_then(Path::file_name)
-        .and_then(|name| name.to_str());
-    match above {
+pub(crate) fn place(path: &Path) -> Place {
+    let above = path.parent().and_then(Path::file_name);
+    match above.and_then(|name| name.to_str()) {
         Some(name) => name.parse().map_or(Place::RootBus, Place::Below),
         None => Place::Unknown,
     }
