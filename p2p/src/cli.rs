@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::address::Address;
 use crate::machine::{Function, Machine};
+use crate::read::without_control;
 use crate::text;
 
 /// Which devices to judge, and how to show the verdicts.
@@ -68,20 +69,16 @@ pub fn answer(options: &Options) -> Result<String, CliError> {
         let json = json(&machine)?;
         fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    match options.pair.as_slice() {
+    let answer = match options.pair.as_slice() {
         [client, provider] => {
             let pair = find(&machine, client, provider).map_err(CliError::Usage)?;
-            Ok(both_directions(&machine, pair, options.json)?)
+            both_directions(&machine, pair, options.json)?
         }
-        _ => {
-            let matrix = machine.matrix(options.all);
-            Ok(if options.json {
-                json(&matrix)?
-            } else {
-                text::matrix(&machine, &matrix)
-            })
-        }
-    }
+        _ if options.json => json(&machine.matrix(options.all))?,
+        _ => text::matrix(&machine, &machine.matrix(options.all)),
+    };
+    // A file of --save can have any characters, too.
+    Ok(without_control(&answer))
 }
 
 fn machine(from: Option<&Path>) -> Result<Machine> {

@@ -94,6 +94,13 @@ impl Way {
 impl fmt::Display for Assumption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Redirected(ports) if ports.len() > MOST_NAMED => {
+                write!(
+                    f,
+                    "ACS redirects at one of {} ports on the path",
+                    ports.len()
+                )
+            }
             Self::Redirected(ports) => {
                 let ports: Vec<String> = ports.iter().map(Address::to_string).collect();
                 write!(f, "ACS redirects at {}", ports.join(" or "))
@@ -108,6 +115,8 @@ impl fmt::Display for Assumption {
     }
 }
 
+/// The most ports that a condition names; the path shows all of them.
+const MOST_NAMED: usize = 3;
 /// Processors of both kinds.
 const ZEN: Cpu = Cpu {
     vendor: Vendor::Amd,
@@ -367,6 +376,21 @@ mod tests {
                 .skip(1)
                 .all(|(_, way)| *way == Way::ThroughHostBridge)
         );
+    }
+
+    #[test]
+    fn condition_with_many_ports_counts_them() {
+        let ports = |count: u8| {
+            (0..count)
+                .map(|bus| Address {
+                    bus,
+                    ..at("00:00.0")
+                })
+                .collect()
+        };
+        let words = |count| Assumption::Redirected(ports(count)).to_string();
+        assert_eq!(words(2), "ACS redirects at 0000:00:00.0 or 0000:01:00.0");
+        assert_eq!(words(4), "ACS redirects at one of 4 ports on the path");
     }
 
     #[test]

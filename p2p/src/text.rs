@@ -366,10 +366,8 @@ fn block(word: &str, lines: &[String]) -> String {
 
 fn block_unwrapped(word: &str, lines: &[String]) -> String {
     let words = [word].into_iter().chain(std::iter::repeat(""));
-    words
-        .zip(lines)
-        .map(|(word, line)| format!("  {word:MARGIN$}{line}\n"))
-        .collect()
+    let line = |(word, line): (&str, &String)| format!("  {word:MARGIN$}{}\n", line.trim_end());
+    words.zip(lines).map(line).collect()
 }
 
 /// Breaks `text` between words so that no line has more than `width` characters, except for longer

@@ -31,6 +31,18 @@ fn book_shows_what_the_program_prints() {
 }
 
 #[test]
+fn saved_machine_cannot_steer_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("machine.json");
+    let file = file.to_str().unwrap();
+    output(&["--from", "docs/src/lspci.txt", "--save", file]);
+    let saved = std::fs::read_to_string(file).unwrap();
+    std::fs::write(file, saved.replace("GV100GL", r"\u001b[31mGV")).unwrap();
+    let shown = output(&["--from", file]);
+    assert!(shown.contains("NVIDIA Corporation [31mGV"), "{shown}");
+}
+
+#[test]
 fn saved_machine_gives_the_same_verdicts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("machine.json");
