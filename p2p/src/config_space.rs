@@ -14,6 +14,17 @@ const EXPRESS: u8 = 0x10;
 const ACS: u16 = 0x0d;
 const RESIZABLE_BAR: u16 = 0x15;
 
+/// The answer to the search for an extended capability.
+#[derive(Clone, Copy)]
+enum Extended {
+    /// Its offset.
+    At(usize),
+    /// The list ends without it.
+    Absent,
+    /// The list goes on beyond the part that was read.
+    Unknown,
+}
+
 /// A configuration space, or the part of it that was read.
 #[derive(Clone, Copy)]
 struct ConfigSpace<'a>(&'a [u8]);
@@ -51,32 +62,32 @@ impl ConfigSpace<'_> {
     }
 
     /// Returns the offset of the extended capability `id`.
-    fn extended_capability(self, id: u16) -> Option<usize> {
+    fn extended_capability(self, id: u16) -> Extended {
         let mut at = CONVENTIONAL;
         for _ in 0..960 {
-            let header = self.double_word(at)?;
-            if header == 0 || header == u32::MAX {
-                return None;
-            }
+            let header = match self.double_word(at) {
+                None | Some(u32::MAX) => return Extended::Unknown,
+                Some(0) => return Extended::Absent,
+                Some(header) => header,
+            };
             if header & 0xffff == u32::from(id) {
-                return Some(at);
+                return Extended::At(at);
             }
-            at = usize::try_from(header >> 20 & !3).ok()?;
+            at = usize::try_from(header >> 20 & !3).unwrap_or_default();
             if at < CONVENTIONAL {
-                return None;
+                return Extended::Absent;
             }
         }
-        None
+        Extended::Absent
     }
 }
 
 /// Takes everything that `bytes` shows of a function. BARs have no sizes there.
 pub(crate) fn read(bytes: &[u8], function: &mut Function) {
     let space = ConfigSpace(bytes);
-    function.id = space
-        .word(0)
-        .zip(space.word(2))
-        .map(|(vendor, device)| DeviceId { vendor, device });
+    if let Some((vendor, device)) = space.word(0).zip(space.word(2)) {
+        function.id = Some(DeviceId { vendor, device });
+    }
     function.class = space.word(0x0a).or(function.class);
     if let Some(command) = space.word(0x04) {
         function.decodes_memory = Some(command & 0x2 != 0);
@@ -84,18 +95,20 @@ pub(crate) fn read(bytes: &[u8], function: &mut Function) {
     }
     let is_bridge = space.byte(0x0e).is_some_and(|kind| kind & 0x7f == 1);
     if is_bridge {
-        function.buses = space.byte(0x19).zip(space.byte(0x1a));
+        function.buses = space.byte(0x19).zip(space.byte(0x1a)).or(function.buses);
     }
     if let Some(at) = space.capability(EXPRESS) {
         express(space, at, function);
     }
     if bytes.len() > CONVENTIONAL {
-        function.acs = match space.extended_capability(ACS) {
-            Some(at) => space
-                .word(at.saturating_add(6))
-                .map_or(Acs::Unknown, |bits| Acs::Control(AcsControl(bits))),
-            None => Acs::Absent,
-        };
+        match space.extended_capability(ACS) {
+            Extended::At(at) => {
+                let bits = space.word(at.saturating_add(6));
+                function.acs = bits.map_or(function.acs, |bits| Acs::Control(AcsControl(bits)));
+            }
+            Extended::Absent => function.acs = Acs::Absent,
+            Extended::Unknown => {}
+        }
         resizable_bars(space, function);
     } else if bytes.len() == CONVENTIONAL && space.capability(EXPRESS).is_none() {
         function.acs = Acs::Absent;
@@ -141,7 +154,7 @@ fn speed(number: u16) -> Option<f32> {
 
 /// Reads the largest sizes of resizable BARs (PCIe Base 6.0, 7.8.6).
 fn resizable_bars(space: ConfigSpace<'_>, function: &mut Function) {
-    let Some(at) = space.extended_capability(RESIZABLE_BAR) else {
+    let Extended::At(at) = space.extended_capability(RESIZABLE_BAR) else {
         return;
     };
     for entry in 0..6_usize {
@@ -258,6 +271,16 @@ mod tests {
         let mut conventional = space()[..256].to_vec();
         conventional[6] = 0;
         assert_eq!(function(&conventional).acs, Acs::Absent);
+    }
+
+    #[test]
+    fn list_that_is_cut_leaves_acs_unknown() {
+        let mut bytes = space();
+        bytes[0x100..0x104].copy_from_slice(&[0x01, 0, 0x01, 0x20]);
+        assert_eq!(function(&bytes[..0x200]).acs, Acs::Unknown);
+        assert_eq!(function(&bytes).acs, Acs::Absent);
+        bytes[0x100..0x104].copy_from_slice(&[0xff; 4]);
+        assert_eq!(function(&bytes).acs, Acs::Unknown);
     }
 
     #[test]
