@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::address::Address;
+use crate::decode;
 use crate::machine::{Function, Machine};
-use crate::read::without_control;
 use crate::text;
 
 /// Which devices to judge, and how to show the verdicts.
@@ -78,7 +78,7 @@ pub fn answer(options: &Options) -> Result<String, CliError> {
         _ => text::matrix(&machine, &machine.matrix(options.all)),
     };
     // A file of --save can have any characters, too.
-    Ok(without_control(&answer))
+    Ok(decode::clean(&answer))
 }
 
 fn machine(from: Option<&Path>) -> Result<Machine> {
@@ -95,7 +95,7 @@ fn machine(from: Option<&Path>) -> Result<Machine> {
         fs::read(file).map(|read| bytes = read)
     };
     read.with_context(|| format!("cannot read {}", file.display()))?;
-    Machine::read(&String::from_utf8_lossy(&bytes))
+    Machine::read(&decode::text(&bytes))
         .with_context(|| format!("cannot read a machine from {}", file.display()))
 }
 

@@ -29,19 +29,25 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod boot_log;
 mod changes;
 pub mod cli;
 mod config_space;
+mod decode;
+mod gaps;
 mod hwloc;
 mod kernel;
 mod labels;
 mod log;
 mod lspci;
+mod lspci_tree;
 mod machine;
 mod matrix;
 mod names;
 mod nccl;
+mod output;
 mod pair;
+mod paste;
 mod pci_ids;
 mod rdma_topo;
 mod read;

@@ -9,19 +9,57 @@ use crate::machine::{Acs, Host, Iommu, Machine, Statement};
 /// Reads every line of `text` into `machine`.
 pub(crate) fn read(text: &str, machine: &mut Machine) {
     let mut cpu = CpuLines::default();
-    for line in text.lines() {
-        let line = line.trim_start_matches([' ', '\t', '>', '|']).trim_end();
-        // The system log puts the host's name before this.
-        let line = line.rsplit(" kernel: ").next().unwrap_or(line);
+    let mut lines = text.lines().map(undecorated).peekable();
+    while let Some(line) = lines.next() {
         cpu.take(line);
         host(&mut machine.host, line);
-        if let Some(statement) = statement(line) {
+        let mut message = line.to_owned();
+        // Mail programs break the message about a pair into two or three lines.
+        while is_broken(&message) {
+            let Some(next) = lines.next_if(|next| !next.is_empty()) else {
+                break;
+            };
+            message = format!("{message} {next}");
+        }
+        if let Some(statement) = statement(&message) {
+            show_pair(machine, &statement);
             machine.statements.push(statement);
         }
-        redirecting_ports(machine, line);
+        redirecting_ports(machine, &message);
     }
     machine.host.cpu = cpu.cpu().or(machine.host.cpu);
     machine.host.cpu_name = cpu.name.or(machine.host.cpu_name.take());
+}
+
+/// Returns `line` without marks of a quotation, and without what the system log puts before a line
+/// of the kernel, such as the host's name.
+fn undecorated(line: &str) -> &str {
+    let line = line.trim_start_matches([' ', '\t', '>', '|']).trim_end();
+    line.rsplit(" kernel: ").next().unwrap_or(line)
+}
+
+/// Returns `true` for the beginning of a message about a pair.
+fn is_broken(message: &str) -> bool {
+    const LENGTH: usize = 240;
+    message.contains("cannot be used for peer-to-peer DMA")
+        && !message.contains("host bridge")
+        && !message.contains("ACS redirect")
+        && message.len() < LENGTH
+}
+
+/// Adds the two functions of a message, which may be all that the text shows of them.
+fn show_pair(machine: &mut Machine, statement: &Statement) {
+    if let Statement::Refused {
+        client, provider, ..
+    }
+    | Statement::Redirected {
+        client, provider, ..
+    } = statement
+    {
+        for address in [client, provider] {
+            machine.functions.entry(*address).or_default();
+        }
+    }
 }
 
 /// The processor, from lines of `lscpu`, /proc/cpuinfo or the kernel's log.
@@ -37,7 +75,10 @@ impl CpuLines {
         if let Some((key, value)) = line.split_once(':') {
             let value = value.trim();
             match key.trim().to_ascii_lowercase().as_str() {
-                "vendor_id" | "vendor id" => self.vendor = Some(Vendor::from_id(value)),
+                // RDMA tools print a number as `vendor_id`.
+                "vendor_id" | "vendor id" if !value.starts_with("0x") => {
+                    self.vendor = Some(Vendor::from_id(value))
+                }
                 "cpu family" => self.family = value.parse().ok(),
                 "model name" => self.name = Some(value.to_owned()),
                 _ => {}
@@ -282,6 +323,25 @@ mod tests {
     }
 
     #[test]
+    fn broken_message_is_put_together() {
+        let text = "\
+> >     [72.8] amdgpu 0000:67:00.0: cannot be used for peer-to-peer DMA
+> >     as the client and provider (0000:19:00.0) do not share an upstream
+> >     bridge or whitelisted host bridge
+";
+        let machine = read(text);
+        let line = "[72.8] amdgpu 0000:67:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:19:00.0) do not share an upstream bridge or whitelisted host bridge";
+        assert_eq!(machine.refusals().collect::<Vec<_>>(), [line]);
+        assert_eq!(machine.functions.len(), 2);
+        assert_eq!(
+            read("nvme 0000:02:00.0: cannot be used for peer-to-peer DMA\n\n")
+                .functions
+                .len(),
+            0
+        );
+    }
+
+    #[test]
     fn kernel_messages_are_statements_about_a_pair() {
         let text = "\
 [ 11.2] nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not share an upstream bridge or whitelisted host bridge
@@ -302,6 +362,12 @@ mod tests {
         };
         assert_eq!(machine.statements.iter().filter(of_client).count(), 6);
         let ports: Vec<String> = machine.functions.keys().map(Address::to_string).collect();
-        assert_eq!(ports, ["0000:00:01.0", "0000:00:02.0"]);
+        let shown = [
+            "0000:00:01.0",
+            "0000:00:02.0",
+            "0000:01:00.0",
+            "0000:02:00.0",
+        ];
+        assert_eq!(ports, shown);
     }
 }

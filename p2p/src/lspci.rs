@@ -1,102 +1,316 @@
-//! Reads the output of `lspci`, with any of `-v`, `-vv`, `-vvv`, `-nn`, `-n` and `-D`, as people
-//! paste it: indented, quoted, cut, several outputs one after the other.
+//! Reads the output of `lspci`, with any of `-v`, `-vv`, `-vvv`, `-nn`, `-n`, `-D`, `-x`, `-xxx` and
+//! `-xxxx`, as people paste it: indented, quoted, cut, several outputs one after the other, or as a
+//! list of IOMMU groups.
 //!
 //! A function that is shown more than once has the facts of all its entries.
 
 use std::collections::BTreeSet;
+use std::mem;
 
 use peerbar_rule::{AcsControl, DeviceId, PortType};
 
 use crate::address::Address;
-use crate::machine::{Acs, Bar, Function, Machine};
+use crate::config_space;
+use crate::machine::{Acs, Bar, Function};
 use crate::names;
+use crate::output::Output;
 
-/// Reads every entry of `text` into `machine`. Returns `true` if there is one.
-pub(crate) fn read(text: &str, machine: &mut Machine) -> bool {
+/// Returns the outputs in `text`. An output lists functions in the order of their addresses.
+pub(crate) fn outputs(text: &str) -> Vec<Output> {
     let mut entries = Entries::default();
-    for line in text.lines() {
-        entries.take(machine, line);
+    for (number, line) in text.lines().enumerate() {
+        entries.take(number, line);
     }
-    entries.finish(machine);
-    entries.has_any
+    entries.end_entry(true);
+    entries.end_output();
+    entries.outputs
 }
 
 /// The position in a text.
 #[derive(Default)]
 struct Entries {
-    /// The function whose entry is read.
-    at: Option<Address>,
-    /// An entry was found.
-    has_any: bool,
-    /// Functions whose extended capabilities are shown.
-    extended: BTreeSet<Address>,
-    /// Functions whose capabilities are shown.
-    detailed: BTreeSet<Address>,
+    outputs: Vec<Output>,
+    output: Output,
+    /// The entry that is read.
+    entry: Option<Entry>,
+    /// The IOMMU group under whose heading the entry is.
+    iommu_group: Option<u32>,
+    /// Functions of this output whose capabilities are shown to the end, without ACS.
+    without_acs: BTreeSet<Address>,
+    /// This output shows extended capabilities.
+    has_extended: bool,
+}
+
+/// A function's entry.
+struct Entry {
+    address: Address,
+    function: Function,
+    /// A line with a capability was shown.
+    has_capabilities: bool,
+    /// An extended capability was shown.
+    has_extended: bool,
+    /// The capability list has ACS, although its registers may not be shown.
+    has_acs: bool,
+    /// The beginning of an ACS Control line that a mail program has wrapped.
+    acs_control: Option<String>,
+    /// The driver, which follows the capabilities, was shown.
+    has_driver: bool,
+    /// Somebody has left out a part of it.
+    is_cut: bool,
+    /// The device's registers read as ones.
+    is_silent: bool,
+    /// An empty line has followed.
+    is_followed_by_empty: bool,
+    /// The number of the next BAR, which `lspci -v` does not show.
+    next_bar: u8,
+    /// The configuration space, as far as it is dumped.
+    dump: Vec<u8>,
 }
 
 /// Characters that mail programs, trackers and terminals put before a line.
 const DECORATION: [char; 4] = [' ', '\t', '>', '|'];
 
+/// Lines that stand for what somebody has left out.
+const OMISSIONS: [&str; 6] = ["...", "\u{2026}", "[...]", "[\u{2026}]", "[snip]", "<snip>"];
+
 impl Entries {
-    fn take(&mut self, machine: &mut Machine, line: &str) {
+    fn take(&mut self, number: usize, line: &str) {
         let line = line.trim_start_matches(DECORATION).trim_end();
-        if let Some((address, rest)) = header(line) {
-            self.at = Some(address);
-            self.has_any = true;
-            describe(machine.functions.entry(address).or_default(), rest);
-            return;
-        }
-        let function = self
-            .at
-            .and_then(|at| Some((at, machine.functions.get_mut(&at)?)));
-        let Some((at, function)) = function else {
-            return;
-        };
-        if let Some(capability) = line.strip_prefix("Capabilities: [") {
-            self.capability(at, function, capability);
-        } else {
-            detail(function, line);
-        }
-    }
-
-    /// Reads the first line of a capability, such as `148 v1] Access Control Services`.
-    fn capability(&mut self, at: Address, function: &mut Function, text: &str) {
-        let Some((offset, name)) = text.split_once(']') else {
-            return;
-        };
-        let offset = offset.split(' ').next().unwrap_or_default();
-        let is_extended = u16::from_str_radix(offset, 16).is_ok_and(|offset| offset >= 0x100);
-        let shown = if is_extended {
-            &mut self.extended
-        } else {
-            &mut self.detailed
-        };
-        shown.insert(at);
-        if let Some(express) = name.trim_start().strip_prefix("Express") {
-            function.port_type = port_type(express).or(function.port_type);
-        }
-    }
-
-    /// Draws the conclusions that need the whole text. A function without ACS lacks it only if the
-    /// text shows extended capabilities: an unprivileged lspci does not see them.
-    fn finish(&self, machine: &mut Machine) {
-        for (address, function) in &mut machine.functions {
-            let is_whole = self.extended.contains(address)
-                || !self.extended.is_empty() && self.detailed.contains(address);
-            if function.acs == Acs::Unknown && is_whole {
-                function.acs = Acs::Absent;
+        if line.is_empty() {
+            self.iommu_group = None;
+            if let Some(entry) = &mut self.entry {
+                entry.is_followed_by_empty = true;
             }
+            return;
+        }
+        let line = self.without_iommu_group(line);
+        if let Some(header) = header(line) {
+            self.begin(number, &header);
+        } else if begins_with_an_address(line) {
+            self.end_entry(false);
+        } else if line.starts_with("```") || line.contains("lspci ") {
+            self.iommu_group = None;
+            self.end_entry(true);
+        } else if let Some(entry) = &mut self.entry {
+            if entry.is_followed_by_empty {
+                self.end_entry(false);
+            } else {
+                entry.take(line);
+            }
+        }
+    }
+
+    /// Splits off `IOMMU Group 15: ` or `IOMMU Group 15 `, and remembers the group.
+    fn without_iommu_group<'a>(&mut self, line: &'a str) -> &'a str {
+        const HEADING: &str = "iommu group ";
+        let split = line.split_at_checked(HEADING.len());
+        let Some((_, rest)) = split.filter(|(start, _)| start.eq_ignore_ascii_case(HEADING)) else {
+            return line;
+        };
+        let end = rest.find(|c: char| !c.is_ascii_digit());
+        let (group, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        if group.is_empty() {
+            return line;
+        }
+        self.end_entry(true);
+        self.iommu_group = group.parse().ok();
+        rest.trim_start_matches([':', ' ', '\t', '-'])
+    }
+
+    fn begin(&mut self, number: usize, header: &Header<'_>) {
+        self.end_entry(true);
+        let last = self.output.functions.last_key_value();
+        if last.is_none_or(|(last, _)| *last >= header.address) {
+            self.end_output();
+            self.output.line = number;
+        }
+        if let Some(bridge) = header.bridge {
+            let bridge = self.output.functions.entry(bridge).or_default();
+            bridge
+                .buses
+                .get_or_insert((header.address.bus, header.address.bus));
+        }
+        let mut entry = Entry::new(header.address);
+        describe(&mut entry.function, header.text);
+        entry.function.iommu_group = self.iommu_group;
+        self.entry = Some(entry);
+    }
+
+    /// Ends an entry. It is whole if its driver was shown, or an empty line before something that
+    /// may follow an entry, which is what `is_before_output` says.
+    fn end_entry(&mut self, is_before_output: bool) {
+        let Some(mut entry) = self.entry.take() else {
+            return;
+        };
+        let is_whole = entry.has_driver || entry.is_followed_by_empty && is_before_output;
+        if is_whole && !entry.is_cut && entry.has_capabilities && !entry.has_acs {
+            self.without_acs.insert(entry.address);
+        }
+        self.has_extended |= entry.has_extended;
+        if entry.is_silent {
+            self.output.gaps.push(format!(
+                "the registers of {}, which did not answer: it fell off the bus, or sleeps",
+                entry.address
+            ));
+        } else {
+            entry.read_dump();
+        }
+        self.output.functions.insert(entry.address, entry.function);
+    }
+
+    /// Ends an output. A function without ACS lacks it only if the output shows extended
+    /// capabilities: an unprivileged lspci does not see them.
+    fn end_output(&mut self) {
+        let mut output = mem::take(&mut self.output);
+        let without_acs = mem::take(&mut self.without_acs);
+        if mem::take(&mut self.has_extended) {
+            for address in without_acs {
+                if let Some(function) = output.functions.get_mut(&address) {
+                    function.acs = Acs::Absent;
+                }
+            }
+        }
+        if !output.functions.is_empty() {
+            self.outputs.push(output);
         }
     }
 }
 
-/// Splits the first line of an entry into address and the rest.
-fn header(line: &str) -> Option<(Address, &str)> {
-    let (address, rest) = line.split_once(' ')?;
-    let (class, _) = rest.split_once(": ")?;
-    // Logs and tables contain addresses, too; a class is a few words.
-    let is_class = class.len() < 60 && class.starts_with(|c: char| c.is_ascii_alphanumeric());
-    is_class.then_some((address.parse().ok()?, rest))
+impl Entry {
+    fn new(address: Address) -> Self {
+        Self {
+            address,
+            function: Function::default(),
+            has_capabilities: false,
+            has_extended: false,
+            has_acs: false,
+            acs_control: None,
+            has_driver: false,
+            is_cut: false,
+            is_silent: false,
+            is_followed_by_empty: false,
+            next_bar: 0,
+            dump: Vec::new(),
+        }
+    }
+
+    fn take(&mut self, line: &str) {
+        if let Some(beginning) = self.acs_control.take() {
+            self.acs_control(&format!("{beginning} {line}"));
+        } else if let Some(bytes) = dumped(line, self.dump.len()) {
+            self.dump.extend(bytes);
+        } else if let Some(capability) = line.strip_prefix("Capabilities: [") {
+            self.capability(capability);
+        } else if let Some(bits) = line.strip_prefix("ACSCtl:") {
+            self.has_acs = true;
+            self.acs_control(bits);
+        } else if line.starts_with("!!! Unknown header type") {
+            self.is_silent = true;
+        } else if OMISSIONS.contains(&line) {
+            self.is_cut = true;
+        } else {
+            self.has_driver |= line.starts_with("Kernel ");
+            self.detail(line);
+        }
+    }
+
+    /// Reads the first line of a capability, such as `148 v1] Access Control Services`.
+    fn capability(&mut self, text: &str) {
+        let Some((offset, name)) = text.split_once(']') else {
+            return;
+        };
+        let offset = offset.split(' ').next().unwrap_or_default();
+        self.has_capabilities = true;
+        self.has_extended |= u16::from_str_radix(offset, 16).is_ok_and(|offset| offset >= 0x100);
+        let name = name.trim_start();
+        self.has_acs |= name.starts_with("Access Control Services");
+        if let Some(express) = name.strip_prefix("Express") {
+            let kind = port_type(express);
+            self.function.port_type = kind.or(self.function.port_type);
+        }
+    }
+
+    /// Reads the bits of ACS Control. The last that redirects is P2P Egress Control.
+    fn acs_control(&mut self, text: &str) {
+        if flag(text, "EgressCtrl").is_some() {
+            let control = AcsControl::from_lspci(text);
+            self.function.acs = control.map_or(Acs::Unknown, Acs::Control);
+        } else if text.len() < 100 {
+            self.acs_control = Some(text.to_owned());
+        }
+    }
+
+    /// Reads the dump of the configuration space. Ones are the answer of no device.
+    fn read_dump(&mut self) {
+        if self.dump.iter().any(|byte| *byte != 0xff) {
+            config_space::read(&self.dump, &mut self.function);
+        }
+    }
+}
+
+/// Reads a line of a dump, `40: 0d 80 00 00 …`, if it is that at `offset`.
+fn dumped(line: &str, offset: usize) -> Option<Vec<u8>> {
+    let (at, bytes) = line.split_once(": ")?;
+    let is_next = usize::from_str_radix(at, 16).ok()? == offset;
+    let byte = |word: &str| (word.len() == 2).then(|| u8::from_str_radix(word, 16).ok());
+    let bytes: Option<Vec<u8>> = bytes
+        .split_ascii_whitespace()
+        .map(|word| byte(word).flatten())
+        .collect();
+    bytes.filter(|bytes| is_next && bytes.len() <= 16)
+}
+
+/// The first line of an entry.
+struct Header<'a> {
+    address: Address,
+    /// The bridge above it, which `lspci -PP` shows.
+    bridge: Option<Address>,
+    /// Class and device.
+    text: &'a str,
+}
+
+/// Reads the first line of an entry.
+fn header(line: &str) -> Option<Header<'_>> {
+    // The kernel parameter `pci=earlydump`.
+    if let Some(line) = line.strip_suffix(" config space:") {
+        return Some(Header {
+            address: line.rsplit(' ').next()?.parse().ok()?,
+            bridge: None,
+            text: "",
+        });
+    }
+    let (address, text) = line.split_once([' ', '\t'])?;
+    let text = text.trim_start();
+    let (class, _) = text.split_once(": ")?;
+    // Logs and tables contain addresses, too. A class is a number, or a few words of which the first
+    // begins with a capital letter or a digit.
+    let is_number = hex(class, 4).is_some();
+    let is_name = class.starts_with(|c: char| c.is_ascii_uppercase() || c.is_ascii_digit());
+    let (address, bridge) = path(address)?;
+    (class.len() < 60 && (is_number || is_name)).then_some(Header {
+        address,
+        bridge,
+        text,
+    })
+}
+
+/// Reads an address, or the path to it, such as `0000:00:1c.3/08:00.0/09:01.0`. Returns it and the
+/// bridge above it.
+fn path(text: &str) -> Option<(Address, Option<Address>)> {
+    let mut parts = text.split('/');
+    let mut address: Address = parts.next()?.parse().ok()?;
+    let mut bridge = None;
+    for part in parts {
+        bridge = Some(address);
+        address = format!("{:04x}:{part}", address.domain).parse().ok()?;
+    }
+    Some((address, bridge))
+}
+
+/// Returns `true` for a line that tells of another function than the entry, in another format.
+fn begins_with_an_address(line: &str) -> bool {
+    let word = line.split([' ', '\t', '/']).next();
+    word.is_some_and(|word| word.parse::<Address>().is_ok())
 }
 
 /// Reads `3D controller [0302]: NVIDIA Corporation GH100 [10de:2330] (rev a1)`, with or without the
@@ -105,6 +319,7 @@ fn describe(function: &mut Function, text: &str) {
     let Some((class, device)) = text.split_once(": ") else {
         return;
     };
+    let class = class.strip_prefix("Class ").unwrap_or(class);
     let (class_name, class_number) = bracketed(class);
     let number = class_number
         .or(Some(class_name))
@@ -113,7 +328,13 @@ fn describe(function: &mut Function, text: &str) {
         .or_else(|| names::class(class_name))
         .or(function.class);
 
-    let device = device.split(" (rev ").next().unwrap_or(device);
+    describe_device(function, device);
+}
+
+/// Reads `NVIDIA Corporation GH100 [10de:2330] (rev a1)`, with or without the numbers, or with
+/// nothing but numbers.
+pub(crate) fn describe_device(function: &mut Function, text: &str) {
+    let device = text.split(" (rev ").next().unwrap_or(text);
     let device = device
         .split(" (prog-if ")
         .next()
@@ -182,50 +403,73 @@ fn port_type(text: &str) -> Option<PortType> {
     found.map(|(_, kind)| *kind)
 }
 
-/// Reads any other line of an entry.
-fn detail(function: &mut Function, line: &str) {
-    let (key, value) = line
-        .split_once(':')
-        .map_or((line, ""), |(key, value)| (key, value.trim()));
-    match key {
-        "Control" => {
-            function.decodes_memory = flag(value, "Mem");
-            function.masters_bus = flag(value, "BusMaster");
+impl Entry {
+    /// Reads any other line.
+    fn detail(&mut self, line: &str) {
+        let function = &mut self.function;
+        let (key, value) = line
+            .split_once(':')
+            .map_or((line, ""), |(key, value)| (key, value.trim()));
+        match key {
+            // Capabilities have lines of these names, too.
+            "Control" if !self.has_capabilities => {
+                function.decodes_memory = flag(value, "Mem");
+                function.masters_bus = flag(value, "BusMaster");
+            }
+            "Flags" if !self.has_capabilities => flags(function, value),
+            "NUMA node" => function.numa_node = value.parse().ok(),
+            "IOMMU group" => function.iommu_group = value.parse().ok(),
+            "Kernel driver in use" => function.driver = Some(value.to_owned()),
+            "Bus" => function.buses = buses(value).or(function.buses),
+            "LnkCap" => {
+                let link = function.link.get_or_insert_default();
+                (link.max_speed, link.max_width) = (speed(value), width(value));
+            }
+            "LnkSta" => {
+                let link = function.link.get_or_insert_default();
+                (link.speed, link.width) = (speed(value), width(value));
+            }
+            _ => self.other_detail(line),
         }
-        "NUMA node" => function.numa_node = value.parse().ok(),
-        "IOMMU group" => function.iommu_group = value.parse().ok(),
-        "Kernel driver in use" => function.driver = Some(value.to_owned()),
-        "Bus" => function.buses = buses(value).or(function.buses),
-        "LnkCap" => {
-            let link = function.link.get_or_insert_default();
-            (link.max_speed, link.max_width) = (speed(value), width(value));
+    }
+
+    /// Reads a line that does not begin with a key.
+    fn other_detail(&mut self, line: &str) {
+        let function = &mut self.function;
+        let memory = line.trim_start_matches("[virtual] ");
+        if let Some(region) = line.strip_prefix("Region ") {
+            add_bar(function, region);
+        } else if let Some(text) = memory.strip_prefix("Memory at ") {
+            let bar = bar(self.next_bar, text);
+            let taken = if bar.is_some_and(|bar| bar.is_64_bit) {
+                2
+            } else {
+                1
+            };
+            self.next_bar = self.next_bar.saturating_add(taken);
+            function.bars.extend(bar);
+        } else if line.starts_with("I/O ports at ") {
+            self.next_bar = self.next_bar.saturating_add(1);
+        } else if let Some(text) = line.strip_prefix("BAR ") {
+            resizable(function, text);
+        } else if let Some(payload) = line.strip_prefix("MaxPayload ") {
+            function.max_payload = payload.split(' ').next().and_then(|size| size.parse().ok());
+        } else if let Some(is_set) = flag(line, "RlxdOrd") {
+            function.relaxed_ordering = Some(is_set);
         }
-        "LnkSta" => {
-            let link = function.link.get_or_insert_default();
-            (link.speed, link.width) = (speed(value), width(value));
-        }
-        "ACSCtl" => function.acs = AcsControl::from_lspci(value).map_or(Acs::Unknown, Acs::Control),
-        _ => other_detail(function, line),
     }
 }
 
-/// Reads a line that does not begin with a key.
-fn other_detail(function: &mut Function, line: &str) {
-    if let Some(region) = line.strip_prefix("Region ") {
-        add_bar(function, region);
-    } else if let Some(text) = line.strip_prefix("Memory at ") {
-        // `lspci -v` does not number regions.
-        let index = function
-            .bars
-            .last()
-            .map_or(0, |bar| bar.index.saturating_add(1));
-        function.bars.extend(bar(index, text));
-    } else if let Some(text) = line.strip_prefix("BAR ") {
-        resizable(function, text);
-    } else if let Some(payload) = line.strip_prefix("MaxPayload ") {
-        function.max_payload = payload.split(' ').next().and_then(|size| size.parse().ok());
-    } else if let Some(is_set) = flag(line, "RlxdOrd") {
-        function.relaxed_ordering = Some(is_set);
+/// Reads the line of `lspci -v` that stands for several: `bus master, fast devsel, latency 0, IOMMU
+/// group 2`. Memory decoding is not among them.
+fn flags(function: &mut Function, text: &str) {
+    let number = |prefix: &str| text.split(", ").find_map(|word| word.strip_prefix(prefix));
+    function.masters_bus = Some(text.split(", ").any(|word| word == "bus master"));
+    if let Some(group) = number("IOMMU group ") {
+        function.iommu_group = group.parse().ok();
+    }
+    if let Some(node) = number("NUMA node ") {
+        function.numa_node = node.parse().ok();
     }
 }
 
@@ -341,7 +585,7 @@ fn bytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Kind, Place};
+    use crate::machine::{Kind, Machine, Place};
 
     const TEXT: &str = "\
 0000:40:01.0 PCI bridge [0604]: Intel Corporation Sky Lake-E PCI Express Root Port A [8086:2030] (rev 07) (prog-if 00 [Normal decode])
@@ -366,13 +610,18 @@ mod tests {
 >     Capabilities: [60] Express (v2) Endpoint, MSI 00
 >     Capabilities: [134 v1] Physical Resizable BAR
 >         BAR 2: current size: 128GB, supported: 64MB 128GB
+>
 ";
 
-    fn machine() -> Machine {
+    fn machine_of(text: &str) -> Machine {
         let mut machine = Machine::default();
-        assert!(read(TEXT, &mut machine));
+        machine.add_outputs(outputs(text));
         machine.attach_by_bus_numbers();
         machine
+    }
+
+    fn machine() -> Machine {
+        machine_of(TEXT)
     }
 
     #[test]
@@ -427,12 +676,151 @@ mod tests {
 
     #[test]
     fn without_extended_capabilities_acs_is_unknown() {
-        let mut machine = Machine::default();
         let text =
             "40:01.0 PCI bridge: Intel Corporation Device 1234\n\tCapabilities: <access denied>\n";
-        assert!(read(text, &mut machine));
+        let machine = machine_of(text);
         let port = machine.functions.values().next().unwrap();
         assert_eq!(port.acs, Acs::Unknown);
+    }
+
+    /// A port's entry, whose lines after the header are `details`.
+    fn acs_of_port(details: &str) -> Acs {
+        let text = format!("00:01.0 PCI bridge: Intel Corporation Device 1234\n{details}");
+        let machine = machine_of(&text);
+        machine.function("00:01.0".parse().unwrap()).unwrap().acs
+    }
+
+    #[test]
+    fn port_lacks_acs_only_if_its_entry_is_whole() {
+        let capabilities = "\tCapabilities: [40] Express (v2) Root Port (Slot-), MSI 00\n\tCapabilities: [100 v1] Advanced Error Reporting\n";
+        let acs = |end: &str| acs_of_port(&format!("{capabilities}{end}"));
+        assert_eq!(acs("\tKernel driver in use: pcieport\n"), Acs::Absent);
+        assert_eq!(acs("\n"), Acs::Absent);
+        assert_eq!(
+            acs("\n00:02.0 PCI bridge: Intel Corporation\n"),
+            Acs::Absent
+        );
+        assert_eq!(acs(""), Acs::Unknown, "the text ends");
+        assert_eq!(
+            acs("00:02.0 PCI bridge: Intel\n"),
+            Acs::Unknown,
+            "a line was left out"
+        );
+        assert_eq!(
+            acs("\nThat is all I have.\n"),
+            Acs::Unknown,
+            "prose follows"
+        );
+        assert_eq!(
+            acs("\t[...]\n\tKernel driver in use: pcieport\n"),
+            Acs::Unknown
+        );
+        let hidden =
+            "\tCapabilities: [148 v1] Access Control Services\n\tKernel driver in use: pcieport\n";
+        assert_eq!(
+            acs(hidden),
+            Acs::Unknown,
+            "`lspci -v` does not show the bits"
+        );
+    }
+
+    #[test]
+    fn bits_of_acs_are_read_from_a_wrapped_line_but_not_from_a_part() {
+        let bits = "\tCapabilities: [148 v1] Access Control Services\n\t\tACSCtl:\tSrcValid+ TransBlk- ReqRedir+ CmpltRedir+\n";
+        let end = "UpstreamFwd+ EgressCtrl- DirectTrans-\n";
+        assert_eq!(
+            acs_of_port(&format!("{bits}{end}")),
+            Acs::Control(AcsControl(0x1d))
+        );
+        assert_eq!(acs_of_port(bits), Acs::Unknown);
+    }
+
+    #[test]
+    fn acs_of_another_command_is_not_the_last_entry_s() {
+        let bits = "ACSCtl:\tSrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-\n";
+        for between in [
+            "\n",
+            "$ sudo lspci -vvv | grep ACSCtl\n",
+            "00:1c.3/00.0 PCI bridge: PLX Technology, Inc.\n",
+            "01:00.0 \"PCI bridge\" \"PLX\"\n",
+        ] {
+            assert_eq!(
+                acs_of_port(&format!("{between}{bits}")),
+                Acs::Unknown,
+                "{between}"
+            );
+        }
+    }
+
+    #[test]
+    fn path_of_bridges_gives_the_place() {
+        let machine = machine_of(
+            "0000:00:1c.3 PCI bridge [0604]: Intel Corporation [8086:7a3b]\n0000:00:1c.3/08:00.0 PCI bridge [0604]: Pericom [12d8:2404]\n0000:00:1c.3/08:00.0/09:01.0 PCI bridge [0604]: Pericom [12d8:2404]\n",
+        );
+        let place = |address: &str| machine.function(address.parse().unwrap()).unwrap().place;
+        assert_eq!(place("09:01.0"), Place::Below("08:00.0".parse().unwrap()));
+        assert_eq!(place("08:00.0"), Place::Below("00:1c.3".parse().unwrap()));
+    }
+
+    #[test]
+    fn iommu_groups_are_read_from_a_list() {
+        let machine = machine_of(
+            "IOMMU Group 15:\n\t3b:00.0 3D controller [0302]: NVIDIA [10de:2330]\n\t3b:00.1 Audio device [0403]: NVIDIA [10de:22ba]\nIOMMU Group 16 3c:00.0 Non-Volatile memory controller [0108]: Samsung [144d:a80a]\n\n3d:00.0 Ethernet controller: Intel Corporation\n",
+        );
+        let groups: Vec<Option<u32>> = machine.functions.values().map(|f| f.iommu_group).collect();
+        assert_eq!(groups, [Some(15), Some(15), Some(16), None]);
+    }
+
+    #[test]
+    fn dump_is_decoded_as_far_as_it_goes() {
+        let line = |at: usize, bytes: &str| format!("{at:02x}: {bytes}\n");
+        let zeros = "00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00";
+        let mut dump = String::from("19:08.0 Class 0604: 10b5:8747\n");
+        dump += &line(0, "b5 10 47 87 06 04 10 00 ca 00 04 06 00 00 01 00");
+        dump += &line(0x10, "00 00 00 00 00 00 00 00 19 1a 1a 00 00 00 00 00");
+        dump += &line(0x20, zeros);
+        dump += &line(0x30, "00 00 00 00 68 00 00 00 00 00 00 00 00 00 00 00");
+        dump += &line(0x40, zeros);
+        dump += &line(0x50, zeros);
+        dump += &line(0x60, "00 00 00 00 00 00 00 00 10 00 62 00 00 00 00 00");
+        for at in (0x70..0x100).step_by(16) {
+            dump += &line(at, zeros);
+        }
+        let conventional = dump.clone();
+        dump += &line(0x100, "0d 00 01 00 00 00 1d 00 00 00 00 00 00 00 00 00");
+        let port = |text: &str| machine_of(text).functions.values().next().cloned().unwrap();
+        assert_eq!(port(&dump).acs, Acs::Control(AcsControl(0x1d)));
+        assert_eq!(port(&dump).port_type, Some(PortType::DownstreamPort));
+        assert_eq!(port(&dump).buses, Some((0x1a, 0x1a)));
+        assert_eq!(port(&conventional).acs, Acs::Unknown);
+        let ones = "19:08.0 Class 0604: 10b5:8747 (rev ff)\n00: ff ff ff ff ff ff ff ff ff ff ff ff ff ff ff ff\n";
+        assert_eq!(port(ones).id.map(|id| id.vendor), Some(0x10b5));
+    }
+
+    #[test]
+    fn device_that_does_not_answer_is_named() {
+        let outputs = outputs(
+            "2f:00.0 SD Host controller: Genesys Logic (rev ff)\n\t!!! Unknown header type 7f\n\tKernel driver in use: sdhci-pci\n",
+        );
+        let gaps: Vec<&String> = outputs.iter().flat_map(|output| &output.gaps).collect();
+        assert_eq!(
+            gaps,
+            ["the registers of 0000:2f:00.0, which did not answer: it fell off the bus, or sleeps"]
+        );
+    }
+
+    #[test]
+    fn regions_of_a_short_output_are_numbered() {
+        let machine = machine_of(
+            "01:00.0 VGA compatible controller: NVIDIA Corporation\n\tFlags: bus master, fast devsel, latency 0, IRQ 122, NUMA node 1, IOMMU group 2\n\tMemory at f6000000 (32-bit, non-prefetchable) [size=16M]\n\tMemory at e0000000 (64-bit, prefetchable) [size=256M]\n\tMemory at f0000000 (64-bit, prefetchable) [size=32M]\n\tCapabilities: [60] Power Management version 3\n\t\tFlags: PMEClk- DSI-\n",
+        );
+        let gpu = machine.functions.values().next().unwrap();
+        let indices: Vec<u8> = gpu.bars.iter().map(|bar| bar.index).collect();
+        assert_eq!(indices, [0, 1, 3]);
+        assert_eq!(
+            (gpu.masters_bus, gpu.numa_node, gpu.iommu_group),
+            (Some(true), Some(1), Some(2))
+        );
     }
 
     #[test]
@@ -442,7 +830,7 @@ mod tests {
             "-[0000:00]-+-00.0  Intel\n",
             "[ 1.0] pci 0000:00:1f.2: [8086:2922] type 00\n",
         ] {
-            assert!(!read(text, &mut Machine::default()), "{text}");
+            assert!(outputs(text).is_empty(), "{text}");
         }
     }
 }

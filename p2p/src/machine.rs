@@ -372,16 +372,17 @@ impl Machine {
     }
 
     /// Returns the buses that are root buses for certain: bus 0, those with a function that exists
-    /// there only, and in a source that shows a whole domain those with a bridge that are in no
-    /// other bridge's range.
+    /// there only, and in a source that shows a whole domain and the ranges of all bridges those with
+    /// a bridge that are in no other bridge's range.
     fn root_buses(&self) -> BTreeSet<(u32, u8)> {
-        let is_first = |address: &Address| (address.bus, address.devfn()) == (0, 0);
-        let whole: BTreeSet<u32> = self
-            .functions
-            .keys()
-            .filter(|address| is_first(address))
-            .map(|first| first.domain)
-            .collect();
+        let is_first = |address: &&Address| (address.bus, address.devfn()) == (0, 0);
+        let domains = self.functions.keys().filter(is_first);
+        let mut whole: BTreeSet<u32> = domains.map(|first| first.domain).collect();
+        for (address, function) in &self.functions {
+            if function.class == Some(0x0604) && function.buses.is_none() {
+                whole.remove(&address.domain);
+            }
+        }
         let is_in_a_range = |address: &Address| {
             let contains = |(above, bridge): (&Address, &Function)| {
                 let has = |(first, last): (u8, u8)| (first..=last).contains(&address.bus);
@@ -393,7 +394,10 @@ impl Machine {
         };
         let is_on_a_root_bus = |(address, function): &(&Address, &Function)| {
             let is_top = function.kind() == Kind::Bridge && whole.contains(&address.domain);
-            address.bus == 0 || function.is_on_a_root_bus() || is_top && !is_in_a_range(address)
+            address.bus == 0
+                || function.place == Place::RootBus
+                || function.is_on_a_root_bus()
+                || is_top && !is_in_a_range(address)
         };
         let on_root_buses = self.functions.iter().filter(is_on_a_root_bus);
         on_root_buses

@@ -33,6 +33,43 @@ pub(crate) fn class(name: &str) -> Option<u16> {
     found.map(|(_, class)| *class)
 }
 
+/// Words in the names of devices, and the class of such a device. The first that occurs counts.
+const DEVICE_WORDS: [(&str, u16); 21] = [
+    ("Audio", 0x0403),
+    ("USB", 0x0c03),
+    ("UCSI", 0x0c80),
+    ("Bridge", 0x0680),
+    ("NVSwitch", 0x0680),
+    ("RAID", 0x0104),
+    ("SATA", 0x0106),
+    ("AHCI", 0x0106),
+    ("NVMe", 0x0108),
+    ("Non-Volatile", 0x0108),
+    ("ConnectX", 0x0200),
+    ("Ethernet", 0x0200),
+    ("Gigabit", 0x0200),
+    ("GbE", 0x0200),
+    ("Graphics", 0x0300),
+    ("[Arc ", 0x0300),
+    ("[Radeon ", 0x0300),
+    ("[Instinct ", 0x0300),
+    ("[GeForce ", 0x0300),
+    ("[RTX ", 0x0300),
+    ("[Tesla ", 0x0302),
+];
+
+/// Returns the class that the name of a device suggests, for a tree, which has no classes.
+pub(crate) fn class_of_device(name: &str) -> Option<u16> {
+    let found = DEVICE_WORDS.iter().find(|(word, _)| name.contains(word));
+    let is_data_center_gpu = || {
+        // NVIDIA's are named GH100 [H100 SXM5 80GB].
+        name.starts_with("NVIDIA Corporation G") && name.ends_with("GB]")
+    };
+    found
+        .map(|(_, class)| *class)
+        .or_else(|| is_data_center_gpu().then_some(0x0302))
+}
+
 /// Names, by their ends, of host bridges on the kernel's list.
 const LISTED: [(&str, u16); 10] = [
     ("Xeon E5/Core i7 DMI2", 0x3c00),
@@ -184,6 +221,32 @@ mod tests {
             id("Intel Corporation 8th Gen Core Processor Host Bridge/DRAM Registers"),
             None
         );
+    }
+
+    #[test]
+    fn class_is_guessed_from_a_name() {
+        for (name, class) in [
+            (
+                "NVIDIA Corporation AD102GL [RTX 6000 Ada Generation]",
+                Some(0x0300),
+            ),
+            (
+                "NVIDIA Corporation AD102 High Definition Audio Controller",
+                Some(0x0403),
+            ),
+            ("NVIDIA Corporation GH100 [H100 SXM5 80GB]", Some(0x0302)),
+            (
+                "Mellanox Technologies MT2910 Family [ConnectX-7]",
+                Some(0x0200),
+            ),
+            (
+                "Samsung Electronics Co Ltd NVMe SSD Controller S4LV008[Pascal]",
+                Some(0x0108),
+            ),
+            ("Intel Corporation Device 09a2", None),
+        ] {
+            assert_eq!(class_of_device(name), class, "{name}");
+        }
     }
 
     #[test]

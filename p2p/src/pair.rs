@@ -91,9 +91,7 @@ impl Machine {
                 .as_ref()
                 .map(|wire| warnings::of_pair(self, client, provider, wire))
                 .unwrap_or_default(),
-            statements: known
-                .map(|verdict| statements(self, client, provider, verdict))
-                .unwrap_or_default(),
+            statements: statements(self, client, provider, known),
             kernel: verdict.map(|verdict| in_words(self, &verdict, [client, provider])),
             wire,
         }
@@ -211,7 +209,7 @@ fn statements(
     machine: &Machine,
     client: Address,
     provider: Address,
-    verdict: &KernelVerdict,
+    verdict: Option<&KernelVerdict>,
 ) -> Vec<String> {
     let of_pair = |statement: &Statement| match statement {
         Statement::Refused {
@@ -219,7 +217,7 @@ fn statements(
             provider: p,
             line,
         } if (*c, *p) == (client, provider) => {
-            let agrees = match verdict.certain() {
+            let agrees = match verdict.and_then(KernelVerdict::certain) {
                 Some(Way::NotSupported) => "as the rule says",
                 Some(_) => {
                     "but the rule allows it: the log is of another boot or kernel, or an input is wrong"

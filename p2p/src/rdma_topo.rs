@@ -12,9 +12,9 @@ use serde::Deserialize;
 
 use crate::address::Address;
 use crate::config_space;
+use crate::decode::clean;
 use crate::machine::{Function, Machine};
 use crate::names;
-use crate::read::without_control;
 use crate::sysfs;
 
 /// Size of a configuration space with extended capabilities.
@@ -65,7 +65,7 @@ fn function(machine: &mut Machine, address: Address, path: &Path, device: &Devic
         place: sysfs::place(path),
         iommu_group: device.iommu_group,
         numa_node: device.numa_node.and_then(|node| node.try_into().ok()),
-        names: plain.map(|name| without_control(name)).collect(),
+        names: plain.map(|name| clean(name)).collect(),
         ..Function::default()
     };
     let config = base64(&device.config)

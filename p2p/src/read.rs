@@ -3,12 +3,12 @@
 use std::io;
 use std::path::Path;
 
+use crate::gaps;
 use crate::hwloc;
-use crate::log;
-use crate::lspci;
 use crate::machine::{Acs, Machine, Place, Statement};
 use crate::names;
 use crate::nccl;
+use crate::paste;
 use crate::rdma_topo;
 use crate::sysfs;
 use crate::xml::Document;
@@ -80,10 +80,18 @@ impl Machine {
                 return Err(ReadError::NoDeviceIn(tool.file(), tool.way_out()));
             }
             Some(_) => {}
-            None => read_paste(text, &mut machine)?,
+            None => {
+                paste::read(text, &mut machine);
+                if machine.functions.is_empty() {
+                    return Err(ReadError::NoDevice);
+                }
+            }
         }
         infer_host(&mut machine);
-        let gaps = gaps(&machine, tool);
+        let gaps = match tool {
+            Some(tool) => gaps_of_file(&machine, tool),
+            None => gaps::of_paste(&machine),
+        };
         machine.gaps.extend(gaps);
         Ok(machine)
     }
@@ -117,17 +125,6 @@ fn read_xml(text: &str, machine: &mut Machine) -> Option<Tool> {
         ));
     }
     Some(tool)
-}
-
-fn read_paste(text: &str, machine: &mut Machine) -> Result<(), ReadError> {
-    let text = without_control(text);
-    lspci::read(&text, machine);
-    machine.attach_by_bus_numbers();
-    log::read(&text, machine);
-    if machine.functions.is_empty() {
-        return Err(ReadError::NoDevice);
-    }
-    Ok(())
 }
 
 /// A tool that writes the shape of a machine.
@@ -166,12 +163,6 @@ impl Tool {
     }
 }
 
-/// Returns `text` without characters that steer a terminal, on which parts of it are shown.
-pub(crate) fn without_control(text: &str) -> String {
-    let is_plain = |c: &char| matches!(c, '\n' | '\t') || !c.is_control();
-    text.chars().filter(is_plain).collect()
-}
-
 /// Infers processor and hypervisor from the host bridges, which show them.
 fn infer_host(machine: &mut Machine) {
     let on_root = machine
@@ -194,53 +185,46 @@ fn infer_host(machine: &mut Machine) {
     }
 }
 
-/// Returns what the source lacks, which is the file of `tool` or a paste.
-fn gaps(machine: &Machine, tool: Option<Tool>) -> Vec<String> {
+/// Returns what the file of `tool` lacks.
+fn gaps_of_file(machine: &Machine, tool: Tool) -> Vec<String> {
     let mut gaps = Vec::new();
     let functions = || machine.functions.values();
-    let bridges = || functions().filter(|function| function.class == Some(0x0604));
-    if bridges().any(|bridge| bridge.acs == Acs::Unknown) {
+    let mut bridges = functions().filter(|function| function.class == Some(0x0604));
+    if bridges.any(|bridge| bridge.acs == Acs::Unknown) {
         gaps.push(match tool {
-            Some(tool @ (Tool::Nccl | Tool::Hwloc)) => {
+            Tool::Nccl | Tool::Hwloc => {
                 format!("ACS: {} shows none, `sudo lspci -vvv` does", tool.file())
             }
-            Some(Tool::RdmaTopo) | None => {
-                "ACS of some ports: `sudo lspci -vvv` shows it".to_owned()
-            }
+            Tool::RdmaTopo => "ACS of some ports: `sudo lspci -vvv` shows it".to_owned(),
         });
     }
-    if let Some(tool) = tool {
-        if machine.functions.keys().any(|at| at.is_not_shown()) {
-            gaps.push(format!(
-                "{}: {} leaves them out",
-                tool.leaves_out(),
-                tool.file()
-            ));
-        }
+    if machine.functions.keys().any(|at| at.is_not_shown()) {
         gaps.push(format!(
-            "memory: {} shows no sizes of BARs, so only GPUs and accelerators count as providers",
+            "{}: {} leaves them out",
+            tool.leaves_out(),
             tool.file()
         ));
     }
+    gaps.push(format!(
+        "memory: {} shows no sizes of BARs, so only GPUs and accelerators count as providers",
+        tool.file()
+    ));
     if functions().any(|function| function.is_of_interest() && function.place == Place::Unknown) {
         gaps.push("the bridges above some devices: paste the output for all devices".to_owned());
     }
-    if machine.host.cpu.is_none() {
-        gaps.push("the processor: `lscpu` shows it".to_owned());
-    }
-    if machine.host.release.is_none() {
-        gaps.push("the kernel: `uname -a` shows it".to_owned());
-    }
+    gaps.extend(gaps::of_host(&machine.host));
     gaps
 }
 
 impl Machine {
-    /// Returns the kernel's lines about host bridges that its list lacks.
-    pub fn unlisted_host_bridges(&self) -> impl Iterator<Item = &str> {
+    /// Returns the kernel's lines about pairs that it refused, and host bridges that its list lacks.
+    pub fn refusals(&self) -> impl Iterator<Item = &str> {
         self.statements
             .iter()
             .filter_map(|statement| match statement {
-                Statement::NotListed { line, .. } => Some(line.as_str()),
+                Statement::NotListed { line, .. } | Statement::Refused { line, .. } => {
+                    Some(line.as_str())
+                }
                 _ => None,
             })
     }

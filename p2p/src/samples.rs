@@ -18,6 +18,7 @@ pub(crate) fn two_sockets(acs: &str) -> String {
         for detail in details {
             let _ = writeln!(text, "\t{detail}");
         }
+        text.push('\n');
     };
     let root_port = "PCI bridge [0604]: Intel Corporation Sky Lake-E PCI Express Root Port A [8086:2030] (rev 07)";
     let switch = "PCI bridge [0604]: PLX Technology, Inc. PEX 8747 [10b5:8747] (rev ca)";

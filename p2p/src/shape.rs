@@ -1,9 +1,11 @@
 //! Machines of sources that show the shape of a PCI tree without some of its ports.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use peerbar_rule::PortType;
 
 use crate::address::Address;
-use crate::machine::{Function, Machine, Place};
+use crate::machine::{Acs, Function, Machine, Place};
 
 /// The place at which a source shows a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,23 +72,50 @@ impl Machine {
         ));
     }
 
+    /// Gives every function below a root bus its NUMA node if some of them are known, all with the
+    /// same node.
+    pub(crate) fn spread_numa_nodes(&mut self) {
+        let mut nodes: BTreeMap<(u32, u8), BTreeSet<u16>> = BTreeMap::new();
+        for (address, function) in &self.functions {
+            if let Some((bus, node)) = self.root_bus(*address).zip(function.numa_node) {
+                nodes.entry(bus).or_default().insert(node);
+            }
+        }
+        nodes.retain(|_, nodes| nodes.len() == 1);
+        let node = |address: &Address| {
+            let nodes = nodes.get(&self.root_bus(*address)?)?;
+            Some((*address, *nodes.first()?))
+        };
+        let found: Vec<_> = self.functions.keys().filter_map(node).collect();
+        for (address, node) in found {
+            if let Some(function) = self.functions.get_mut(&address) {
+                function.numa_node = Some(node);
+            }
+        }
+    }
+
     /// Gives bridges whose type is unknown the type that their position allows: a port on a root bus
-    /// is a root port, below it upstream and downstream ports alternate.
+    /// is a root port, below it upstream and downstream ports alternate. A bridge whose capabilities
+    /// were read, without that of PCIe, is a conventional one.
     pub(crate) fn infer_port_types(&mut self) {
-        let is_untyped =
-            |function: &Function| function.class == Some(0x0604) && function.port_type.is_none();
+        let is_untyped = |function: &Function| {
+            function.class == Some(0x0604)
+                && function.port_type.is_none()
+                && function.acs != Acs::Absent
+        };
         let bridges = self
             .functions
             .iter()
             .filter(|(_, function)| is_untyped(function));
         let bridges: Vec<Address> = bridges.map(|(address, _)| *address).collect();
         for address in bridges {
-            let kind = match self.bridges_above(address).0.len() {
+            let (above, is_whole) = self.bridges_above(address);
+            let kind = match above.len() {
                 0 => PortType::RootPort,
                 odd if odd % 2 == 1 => PortType::UpstreamPort,
                 _ => PortType::DownstreamPort,
             };
-            if let Some(function) = self.functions.get_mut(&address) {
+            if let Some(function) = self.functions.get_mut(&address).filter(|_| is_whole) {
                 function.port_type = Some(kind);
             }
         }

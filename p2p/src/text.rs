@@ -37,8 +37,10 @@ pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
     text.push_str(&devices(&matrix.devices));
     text.push('\n');
     text.push_str(&verdicts(matrix));
-    if let Some(line) = machine.unlisted_host_bridges().next() {
-        let _ = write!(text, "\nThe kernel's log: {line}\n");
+    let refusals: Vec<String> = machine.refusals().take(3).map(str::to_owned).collect();
+    if !refusals.is_empty() {
+        text.push('\n');
+        text.push_str(&block("log", &refusals));
     }
     text.push_str(&notes(&matrix.warnings, &matrix.gaps));
     text

@@ -131,11 +131,13 @@ fn first_on_root_bus(machine: &Machine, bus: (u32, u8)) -> Option<(&Address, &Fu
 
 /// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID,
 /// or because a name was shown that is not one of a listed host bridge. A text that is cut may lack
-/// both.
+/// both, and the function that is the first of the bus.
 pub(crate) fn is_host_bridge_known(machine: &Machine, bus: (u32, u8)) -> bool {
-    machine.is_complete
-        || known_by(machine, bus).is_some()
-        || host_bridge_name(machine, bus).is_some()
+    let Some((address, _)) = machine.on_root_bus(bus).next() else {
+        return machine.is_complete;
+    };
+    let is_shown = known_by(machine, bus).is_some() || host_bridge_name(machine, bus).is_some();
+    machine.is_complete || address.devfn() == 0 && is_shown
 }
 
 /// Returns the description of the device by which the kernel looks up the host bridge of `bus`.

@@ -1,0 +1,150 @@
+//! One output of a command in a text, and the machine that several of them add up to.
+//!
+//! A text may show two machines, or one in two states: a mail and its answer, before and after a
+//! change. An output that contradicts earlier ones about which device is where is left out, since
+//! a mixture would be a machine that does not exist.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use crate::address::Address;
+use crate::machine::{Acs, Function, Machine, Place};
+
+/// What one output shows.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// The line of the text at which it begins.
+    pub(crate) line: usize,
+    /// Its functions.
+    pub(crate) functions: BTreeMap<Address, Function>,
+    /// What it lacks, as sentences.
+    pub(crate) gaps: Vec<String>,
+}
+
+impl Machine {
+    /// Adds outputs in the order of their lines: of two values of a register, the later counts.
+    pub(crate) fn add_outputs(&mut self, mut outputs: Vec<Output>) {
+        outputs.sort_by_key(|output| output.line);
+        for output in outputs {
+            if !self.has_contradiction(&output) {
+                self.add(output);
+            }
+        }
+    }
+
+    /// Adds what `output` shows and the machine does not know yet.
+    pub(crate) fn add_earlier(&mut self, output: Output) {
+        if self.has_contradiction(&output) {
+            return;
+        }
+        for (address, function) in output.functions {
+            self.functions.entry(address).or_default().fill_in(function);
+        }
+    }
+
+    fn add(&mut self, output: Output) {
+        for (address, mut function) in output.functions {
+            let known = self.functions.entry(address).or_default();
+            if let (Acs::Control(before), Acs::Control(now)) = (known.acs, function.acs) {
+                if before != now {
+                    self.gaps.push(format!(
+                        "one state of {address}: its ACS differs between outputs; the last counts"
+                    ));
+                }
+            }
+            function.fill_in(mem::take(known));
+            *known = function;
+        }
+        self.gaps.extend(output.gaps);
+    }
+
+    /// Returns `true` if `output` shows another device at a known address, and records that.
+    fn has_contradiction(&mut self, output: &Output) -> bool {
+        let differs = |(address, function): &(&Address, &Function)| {
+            let known = self.functions.get(address);
+            known.is_some_and(|known| known.is_another_than(function))
+        };
+        let Some((address, _)) = output.functions.iter().find(differs) else {
+            return false;
+        };
+        self.gaps.push(format!(
+            "one machine in one state: a later output has another device or bus number at {address}, and was left out"
+        ));
+        true
+    }
+}
+
+impl Function {
+    /// Returns `true` if both cannot be the same device at the same place.
+    fn is_another_than(&self, other: &Self) -> bool {
+        let differ = |own: Option<u32>, other: Option<u32>| {
+            own.zip(other).is_some_and(|(own, other)| own != other)
+        };
+        let id = |function: &Self| {
+            function
+                .id
+                .map(|id| u32::from(id.vendor) << 16 | u32::from(id.device))
+        };
+        // Firmware that has not numbered a bridge's buses leaves zeros.
+        let bus = |function: &Self| {
+            let (first, _) = function.buses.filter(|(first, _)| *first != 0)?;
+            Some(u32::from(first))
+        };
+        let vendor = |function: &Self| {
+            let word = function.description.split(' ').next()?;
+            (!word.is_empty()).then(|| word.to_owned())
+        };
+        let are_ids_known = self.id.is_some() && other.id.is_some();
+        differ(id(self), id(other))
+            || differ(bus(self), bus(other))
+            || !are_ids_known
+                && vendor(self)
+                    .zip(vendor(other))
+                    .is_some_and(|(own, other)| own != other)
+    }
+
+    /// Takes every fact that it lacks from `other`.
+    fn fill_in(&mut self, other: Self) {
+        macro_rules! fill_in {
+            ($($field:ident),*) => { $(self.$field = self.$field.take().or(other.$field);)* };
+        }
+        fill_in!(
+            id,
+            class,
+            port_type,
+            buses,
+            decodes_memory,
+            masters_bus,
+            link,
+            max_payload,
+            relaxed_ordering,
+            numa_node,
+            iommu_group,
+            iommu,
+            driver,
+            p2pmem
+        );
+        if self.place == Place::Unknown {
+            self.place = other.place;
+        }
+        if self.acs == Acs::Unknown {
+            self.acs = other.acs;
+        }
+        // A tree's descriptions may be cut.
+        if self.description.len() < other.description.len() {
+            self.description = other.description;
+        }
+        if self.names.is_empty() {
+            self.names = other.names;
+        }
+        if self.bars.is_empty() {
+            self.bars = other.bars;
+            return;
+        }
+        for bar in &mut self.bars {
+            let same = other.bars.iter().find(|other| other.index == bar.index);
+            bar.size = bar.size.or(same.and_then(|same| same.size));
+            bar.largest = bar.largest.or(same.and_then(|same| same.largest));
+        }
+    }
+}
