@@ -59,6 +59,7 @@ targets! {
     parsers::flight_record 2_000,
     parsers::guest_words 5_000,
     parsers::ktap_report 300,
+    parsers::machine_text 500,
     parsers::program_report 1_000,
     parsers::scenario 100,
     parsers::switch_message 5_000,

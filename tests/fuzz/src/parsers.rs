@@ -10,6 +10,7 @@ pub mod fault_rule;
 pub mod flight_record;
 pub mod guest_words;
 pub mod ktap_report;
+pub mod machine_text;
 pub mod program_report;
 pub mod scenario;
 pub mod switch_message;

@@ -63,6 +63,7 @@ targets_hold! {
     flight_record
     guest_words
     ktap_report
+    machine_text
     program_report
     scenario
     switch_message
