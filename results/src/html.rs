@@ -3,7 +3,6 @@
 mod bars;
 mod checks;
 mod grid;
-mod layout;
 mod page;
 mod picture;
 mod routed;

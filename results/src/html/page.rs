@@ -1,6 +1,6 @@
 //! The page: one file without network and without script, light and dark, for a phone and for paper.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use peerbar_lab::count::counted;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckStatus, RunResults};
@@ -19,8 +19,6 @@ const AT_A_GLANCE: usize = 3;
 /// guest's program may print any line.
 const LONGEST_LINE: usize = 500;
 const STYLE: &str = include_str!("style.css");
-/// The page loads nothing, and runs no script.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 /// The meanings of the routes.
 const ROUTES: [(&str, &str); 5] = [
     ("own-bar", "into the requester's own memory"),
@@ -37,41 +35,28 @@ pub fn page(collection: &Collection) -> String {
     let passed = collection.is_passed();
     let many =
         collection.runs.len() + collection.matrices.len() > 1 || !collection.missing.is_empty();
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                link rel="icon" href="data:,";
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
+    let body = html! {
+        a.skip href="#results" { "Skip to the results" }
+        header.top.(if passed { "pass" } else { "fail" }) {
+            p.brand { "peerbar" }
+            h1 { (title) }
+            (contents(collection))
+        }
+        main #results {
+            @if many { (overview(collection, &names)) }
+            @for (number, shown) in collection.matrices.iter().enumerate() {
+                (matrix(shown, &format!("matrix-{number}")))
             }
-            body {
-                a.skip href="#results" { "Skip to the results" }
-                header.top.(if passed { "pass" } else { "fail" }) {
-                    p.brand { "peerbar" }
-                    h1 { (title) }
-                    (contents(collection))
-                }
-                main #results {
-                    @if many { (overview(collection, &names)) }
-                    @for (number, shown) in collection.matrices.iter().enumerate() {
-                        (matrix(shown, &format!("matrix-{number}")))
-                    }
-                    @for (number, (shown, name)) in collection.runs.iter().zip(&names).enumerate() {
-                        (run(shown, &format!("run-{number}"), many.then_some(name)))
-                    }
-                }
-                footer { p {
-                    "Routes and bytes are from the devices' counters; other names are from the scenario. Made by peerbar "
-                    (env!("CARGO_PKG_VERSION")) "."
-                } }
+            @for (number, (shown, name)) in collection.runs.iter().zip(&names).enumerate() {
+                (run(shown, &format!("run-{number}"), many.then_some(name)))
             }
         }
+        footer { p {
+            "Routes and bytes are from the devices' counters; other names are from the scenario. Made by peerbar "
+            (env!("CARGO_PKG_VERSION")) "."
+        } }
     };
+    let page = peerbar_picture::page(&title, STYLE, None, &body);
     let mut page = page.into_string();
     page.retain(|character| character == '\n' || character == '\t' || !steers(character));
     page

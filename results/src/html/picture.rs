@@ -2,12 +2,12 @@
 
 use maud::{Markup, html};
 use peerbar_lab::size::human;
+use peerbar_picture::{
+    Area, DevicePosition, Function, Lanes, Layout, Port, Shape, TRUNK, lane_key, machine, node,
+    short, text, words, words_key,
+};
 use peerbar_report::{PciFunction, Route};
 
-use super::layout::{
-    Area, DevicePosition, Lanes, MachineLayout, NARROW, PORT_HEIGHT, Row, Shape, TRUNK, WIDE, WIRE,
-    lane_key, words_key,
-};
 use super::routed::{MemoryOwner, RoutedBytes};
 
 /// Distance between two lines at the edge of a device, and between two lines that pass devices.
@@ -24,6 +24,39 @@ const NVME: u32 = 0x01_0802;
 const NETWORK: u32 = 0x02;
 const DISPLAY: u32 = 0x03;
 const ACCELERATOR: u32 = 0x12;
+/// Device/Port Type of ports (PCIe Base 6.0, 7.5.3.2).
+const ROOT_PORT: u8 = 4;
+const UPSTREAM_PORT: u8 = 5;
+const DOWNSTREAM_PORT: u8 = 6;
+
+/// For a screen: the devices of a whole switch are in one line.
+const WIDE: Shape = Shape {
+    is_detailed: false,
+    columns: 6,
+    ram: 96,
+    trunk: 112,
+    host: 0,
+    port: 92,
+    device: 138,
+    gap: 22,
+    device_height: 84,
+    port_height: 24,
+    wire: 22,
+    line_gap: 30,
+    row_gap: 24,
+    lanes: 1,
+    baselines: &[24, 41, 56, 72],
+};
+
+/// For a phone: each device has its own line.
+const NARROW: Shape = Shape {
+    columns: 1,
+    ram: 46,
+    trunk: 60,
+    port: 56,
+    gap: 14,
+    ..WIDE
+};
 
 /// A pair between which the kernel refuses peer-to-peer DMA, at the root complex.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,15 +121,15 @@ fn drawn_in(
     shape: Shape,
     class: &str,
 ) -> Option<Markup> {
-    let has_loop = |name: &str| {
-        let mut own = shown.transfers.iter();
-        own.any(|one| one.owner == MemoryOwner::Own && one.requester == name)
-    };
+    let drawables: Vec<Function> = functions
+        .iter()
+        .map(|function| drawable(function, shown))
+        .collect();
     // The lines determine the number of lanes, and the lanes determine the positions of the lines.
     let mut lanes = Lanes::new();
-    let without = MachineLayout::of(functions, shape, &lanes, has_loop)?;
+    let without = Layout::of(&drawables, shape, &lanes)?;
     lines(&without, &mut lanes, shown);
-    let layout = MachineLayout::of(functions, shape, &lanes, has_loop)?;
+    let layout = Layout::of(&drawables, shape, &lanes)?;
     let lines = lines(&layout, &mut Lanes::new(), shown);
     let (width, height) = (layout.width, layout.height);
     let transfers = shown.transfers.iter().map(RoutedBytes::line);
@@ -111,92 +144,44 @@ fn drawn_in(
     Some(html! {
         svg.(class) viewBox=(format!("0 0 {width} {height}")) style=(format!("max-width:{width}px"))
             role="img" aria-label=(format!("{title}. {}", description.join(". "))) {
+            (node("ram", layout.ram))
             (machine(&layout))
             @for line in &lines { (line.drawn()) }
+            (words_of_host(&layout, iommu(functions)))
             (words(&layout))
             @for line in &lines { (line.label()) }
         }
     })
 }
 
-fn machine(layout: &MachineLayout<'_>) -> Markup {
-    html! {
-        (node("ram", layout.ram))
-        (node("root", layout.trunk))
-        @for row in &layout.rows { (drawn_row(row, layout.trunk.right())) }
-    }
-}
-
-fn drawn_row(row: &Row<'_>, trunk: i32) -> Markup {
-    let at = row.bar.top + 15;
-    html! {
-        (level(trunk, row.port.left.max(trunk), at))
-        @if row.switch.is_some() {
-            (node("port", row.port))
-            (level(row.port.right(), row.bar.left, at))
-        }
-        (node(if row.switch.is_some() { "switch" } else { "root" }, row.bar))
-        @for device in &row.devices { (drawn_device(device, row.bar.bottom())) }
-    }
-}
-
-fn drawn_device(device: &DevicePosition<'_>, bar: i32) -> Markup {
-    let middle = device.area.middle();
-    let port = device.port_area();
-    let top = port.unwrap_or(device.area).top;
-    html! {
-        @match device.passage {
-            None => (upright(middle, bar, top)),
-            Some(passage) => path.wire d=(format!("M{passage} {bar}V{}H{middle}V{top}", top - 6)) {}
-        }
-        @if let Some(port) = port {
-            (node("port", port))
-            (upright(middle, port.bottom(), device.area.top))
-        }
-        (node("device", device.area))
-    }
-}
-
-/// Returns the words in the boxes, which are above the lines.
-fn words(layout: &MachineLayout<'_>) -> Markup {
-    let MachineLayout { ram, trunk, .. } = layout;
-    let is_wide = layout.is_wide();
+/// Returns the words in memory and in the root complex.
+fn words_of_host(layout: &Layout<'_>, iommu: Option<&str>) -> Markup {
+    let Layout { ram, trunk, .. } = layout;
+    let is_wide = is_wide(layout);
     html! {
         (text("part", ram.middle(), ram.top + 20, "middle", if is_wide { "guest RAM" } else { "RAM" }))
         (text("part", trunk.middle(), trunk.top + 20, "middle", if is_wide { "root complex" } else { "root" }))
-        @for (number, bus) in (0..).zip(&layout.root_buses) {
+        @for (number, bus) in (0..).zip(layout.root_buses()) {
             @let bus = bus.strip_prefix("pci").filter(|_| !is_wide).unwrap_or(bus);
             (text("note", trunk.middle(), trunk.top + 37 + 15 * number, "middle", bus))
         }
-        @if let Some(iommu) = layout.iommu.filter(|_| is_wide) {
+        @if let Some(iommu) = iommu.filter(|_| is_wide) {
             (text("note", trunk.middle(), trunk.bottom() - 27, "middle", "IOMMU"))
             (text("note", trunk.middle(), trunk.bottom() - 12, "middle", iommu))
         }
-        @for row in &layout.rows {
-            (words_of_row(row))
-            @for device in &row.devices { (words_of_device(device)) }
-        }
     }
 }
 
-fn words_of_row(row: &Row<'_>) -> Markup {
-    let title = match row.switch {
-        Some((switch, _)) => named("switch", switch),
-        None => format!("root bus {}", row.root_bus),
+/// Returns `true` if there is room for words in addition to the devices' names.
+fn is_wide(layout: &Layout<'_>) -> bool {
+    layout.shape.ram >= WIDE.ram
+}
+
+/// Returns a function of a run for the picture of `shown`.
+fn drawable(function: &PciFunction, shown: Shown<'_>) -> Function {
+    let is_own = |one: &RoutedBytes| {
+        one.owner == MemoryOwner::Own && function.name.as_ref() == Some(&one.requester)
     };
-    html! {
-        @if let Some((_, port)) = row.switch {
-            (text("note", row.port.middle(), row.port.top + 15, "middle", if row.port.width > 60 { "root port" } else { "port" }))
-            @if let Some(port) = port {
-                (text("note", row.port.middle(), row.port.top + 29, "middle", short(&port.address)))
-            }
-        }
-        (text("part", row.bar.left + 12, row.bar.top + 20, "start", &title))
-    }
-}
-
-fn words_of_device(device: &DevicePosition<'_>) -> Markup {
-    let (function, area) = (device.function, device.area);
     let kind = match (function.class, function.class >> 16) {
         (NVME, _) => "NVMe controller",
         (_, NETWORK) => "network adapter",
@@ -206,50 +191,33 @@ fn words_of_device(device: &DevicePosition<'_>) -> Markup {
     let memory = function
         .p2pmem
         .map(|bytes| format!("p2pmem {}", human(bytes)));
-    let middle = area.middle();
-    html! {
-        @if let (Some(function), Some(port)) = (device.port, device.port_area()) {
-            (text("note", middle, port.top + 16, "middle", &format!("root port {}", short(&function.address))))
-        }
-        (text("name", middle, area.top + 24, "middle", device.name))
-        (text("note", middle, area.top + 41, "middle", kind))
-        (text("note", middle, area.top + 56, "middle", short(&function.address)))
-        @if let Some(memory) = memory { (text("note", middle, area.top + 72, "middle", &memory)) }
+    let words = [kind.to_owned(), short(&function.address).to_owned()];
+    Function {
+        address: function.address.clone(),
+        parent: function.parent.clone(),
+        port: match function.port_type {
+            Some(ROOT_PORT) => Some(Port::Root),
+            Some(UPSTREAM_PORT) => Some(Port::Upstream),
+            Some(DOWNSTREAM_PORT) => Some(Port::Downstream),
+            _ => None,
+        },
+        name: function.name.clone(),
+        words: words.into_iter().chain(memory).collect(),
+        has_loop: shown.transfers.iter().any(is_own),
+        ..Function::default()
     }
 }
 
-/// Returns an address without its domain, if that is the first.
-fn short(address: &str) -> &str {
-    address.strip_prefix("0000:").unwrap_or(address)
-}
-
-fn named(what: &str, function: &PciFunction) -> String {
-    match &function.name {
-        Some(name) => name.clone(),
-        None => format!("{what} {}", short(&function.address)),
-    }
-}
-
-fn node(class: &str, area: Area) -> Markup {
-    let Area {
-        left,
-        top,
-        width,
-        height,
-    } = area;
-    html! { rect.node.(class) x=(left) y=(top) width=(width) height=(height) rx="8" {} }
-}
-
-fn text(class: &str, x: i32, y: i32, anchor: &str, words: &str) -> Markup {
-    html! { text.(class) x=(x) y=(y) text-anchor=(anchor) { (words) } }
-}
-
-fn upright(x: i32, from: i32, to: i32) -> Markup {
-    html! { path.wire d=(format!("M{x} {from}V{to}")) {} }
-}
-
-fn level(from: i32, to: i32, y: i32) -> Markup {
-    html! { path.wire d=(format!("M{from} {y}H{to}")) {} }
+/// Returns the effect of an IOMMU, from the groups of the devices (Linux,
+/// Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+fn iommu(functions: &[PciFunction]) -> Option<&'static str> {
+    let devices = functions.iter().filter(|function| function.name.is_some());
+    let mut kinds = devices.filter_map(|device| Some(device.iommu_group.as_ref()?.kind.as_str()));
+    let kind = kinds.next()?;
+    Some(match kind.starts_with("DMA") {
+        true => "translates",
+        false => "passes through",
+    })
 }
 
 /// A transfer, or a pair that is refused, in the picture.
@@ -272,7 +240,7 @@ enum What<'a> {
 }
 
 /// Returns all lines. `lanes` gets their number at each edge and in each lane.
-fn lines<'a>(layout: &MachineLayout<'_>, lanes: &mut Lanes, shown: Shown<'a>) -> Vec<Line<'a>> {
+fn lines<'a>(layout: &Layout<'_>, lanes: &mut Lanes, shown: Shown<'a>) -> Vec<Line<'a>> {
     let mut drawing = Drawing { layout, lanes };
     let mut lines = Vec::new();
     // Refusals come first, at the top of each bar.
@@ -287,7 +255,7 @@ fn lines<'a>(layout: &MachineLayout<'_>, lanes: &mut Lanes, shown: Shown<'a>) ->
 
 /// Assigns separate lanes to each line.
 struct Drawing<'a, 'b> {
-    layout: &'a MachineLayout<'a>,
+    layout: &'a Layout<'a>,
     lanes: &'b mut Lanes,
 }
 
@@ -340,7 +308,7 @@ impl Drawing<'_, '_> {
         let (_, cross) = self.through_root(&mut points, (row, lane), Some(target));
         // Its words have a separate lane. The list below the picture has the full text.
         let lane = self.lane(row);
-        let words = match self.layout.is_wide() {
+        let words = match is_wide(self.layout) {
             true => format!("✕ {}", pair.reason),
             false => "✕ refused".to_owned(),
         };
@@ -412,12 +380,8 @@ impl Drawing<'_, '_> {
         let x = device.area.middle() + (alternating(slot) * SLOT).clamp(-most, most);
         let mut points = vec![(x, device.area.top)];
         if let Some(passage) = device.passage {
-            let port = if device.port.is_some() {
-                WIRE + PORT_HEIGHT
-            } else {
-                0
-            };
-            let y = device.area.top - port - 10;
+            let top = self.layout.port_area(device).unwrap_or(device.area).top;
+            let y = top - 10;
             let slot = self.next(format!("passage {passage}"));
             points.push((x, y));
             points.push((passage + alternating(slot % 3) * PASSAGE_SLOT, y));
@@ -560,4 +524,49 @@ fn rounded(points: &[(i32, i32)]) -> String {
         path += &format!("L{x} {y}");
     }
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn picture_has_the_route_and_the_words_of_a_run() {
+        let run = samples::reported();
+        let transfers = super::super::routed::routed(&run.results.checks);
+        let shown = Shown {
+            transfers: &transfers,
+            refused: &[],
+        };
+        let drawn = picture(&run.functions, shown, "Routes")
+            .unwrap()
+            .into_string();
+        for text in [
+            ">NVMe controller<",
+            ">p2pmem 64 MiB<",
+            ">translates<",
+            ">root port 00:03.0<",
+            "line peer",
+        ] {
+            assert!(drawn.contains(text), "{text}: {drawn}");
+        }
+        assert!(!drawn.contains("data-at"), "{drawn}");
+    }
+
+    #[test]
+    fn full_switch_fits_a_phone() {
+        let functions: Vec<Function> = samples::functions()
+            .iter()
+            .map(|function| {
+                let shown = Shown {
+                    transfers: &[],
+                    refused: &[],
+                };
+                drawable(function, shown)
+            })
+            .collect();
+        let narrow = Layout::of(&functions, NARROW, &Lanes::new()).unwrap();
+        assert!(narrow.width < 400, "{}", narrow.width);
+    }
 }
