@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 mod area;
+#[cfg(feature = "browser")]
+pub mod browser;
 mod drawing;
 mod function;
 mod layout;

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
+use peerbar_picture::browser::{rendered, seen};
 use peerbar_results::schema_check::misfits;
 use serde_json::{Value, json};
 
@@ -35,20 +35,6 @@ fn scenario(name: &str) -> String {
     .concat()
 }
 
-/// Chromium's arguments in a container without a display and without a network.
-const CHROMIUM: [&str; 10] = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=2000",
-];
-
 /// Returns the output of `peerbar report --as FORMAT` about the last run in `folder`.
 fn report_as(format: &str, folder: &Path) -> anyhow::Result<String> {
     let output = peerbar(&["report", "--as", format], folder)?;
@@ -67,71 +53,13 @@ fn validate(value: &Value, schema: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the page as rendered by Chromium, in a window of `width` pixels.
-fn rendered(page: &Path, width: u32) -> anyhow::Result<String> {
-    let profile = tempfile::tempdir()?;
-    let output = Command::new("chromium")
-        .args(CHROMIUM)
-        .arg(format!("--user-data-dir={}", profile.path().display()))
-        .arg(format!("--window-size={width},900"))
-        .arg("--dump-dom")
-        .arg(format!("file://{}", page.display()))
-        .output()
-        .context("chromium: run scripts/needs chromium")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let complaints: Vec<&str> = said
-        .lines()
-        .filter(|line| line.contains("CONSOLE"))
-        .collect();
-    ensure!(complaints.is_empty(), "{complaints:?}");
-    Ok(String::from_utf8(output.stdout)?)
-}
-
-/// Runs in a copy of the page. Puts a description of its visible parts into an attribute of the
-/// body.
-const LOOK: &str = r##"<script>{
-const box = element => element.getBoundingClientRect();
-const isSeen = element => box(element).width > 0 && box(element).height > 0;
-const said = element => element.tagName + ": " + element.textContent.slice(0, 60);
-const all = (selector, root = document) => [...root.querySelectorAll(selector)].filter(isSeen);
-const names = all("#run-0-routes svg .name").map(element => element.textContent);
-const isBeyond = (element, frame) => box(element).left < frame.left - 1 || box(element).right > frame.right + 1
-    || box(element).top < frame.top - 1 || box(element).bottom > frame.bottom + 1;
-const cut = all("svg").flatMap(svg => all("*", svg).filter(part => isBeyond(part, box(svg))));
-const screen = { left: 0, right: innerWidth, top: -Infinity, bottom: Infinity };
-const wide = all("body *").filter(element => !element.closest("pre, .skip") && isBeyond(element, screen));
-const refused = all("#run-0-routes svg .line.refused").length;
-const top = all(".glance").filter(element => box(element).bottom < innerHeight).length;
-const why = all("details.explained[open] pre").length > 0;
-const seen = { width: innerWidth, names: names.sort(), cut: cut.map(said), wide: wide.map(said), refused, top, why };
-parent.document.body.setAttribute("data-seen", JSON.stringify(seen));
-}</script>"##;
-
-/// Returns a description of the visible parts of a page in a window of `width` pixels.
-fn seen(page: &Path, width: u32) -> anyhow::Result<Value> {
-    let source = fs::read_to_string(page)?;
-    // The page itself allows no scripts.
-    let source = source.replace("http-equiv=\"Content-Security-Policy\"", "");
-    let source = source.replace("</body>", &format!("{LOOK}</body>"));
-    let source = source.replace('&', "&amp;").replace('"', "&quot;");
-    let folder = tempfile::tempdir()?;
-    let copy = folder.path().join("page.html");
-    // No window of Chromium is as narrow as a phone.
-    let frame = format!(
-        "<!DOCTYPE html><body><iframe width={width} height=900 frameborder=0 srcdoc=\"{source}\"></iframe></body>"
-    );
-    fs::write(&copy, frame)?;
-    let dom = rendered(&copy, width + 100)?;
-    let (_, seen) = dom
-        .rsplit_once(" data-seen=\"")
-        .context("the script did not run")?;
-    let (seen, _) = seen
-        .split_once('"')
-        .context("an attribute without an end")?;
-    Ok(serde_json::from_str(
-        &seen.replace("&quot;", "\"").replace("&amp;", "&"),
-    )?)
-}
+/// A description of the visible parts of the page, in JavaScript.
+const LOOK: &str = r##"({
+    names: all("#run-0-routes svg .name").map(element => element.textContent).sort(),
+    refused: all("#run-0-routes svg .line.refused").length,
+    top: all(".glance").filter(element => box(element).bottom < innerHeight).length,
+    why: all("details.explained[open] pre").length > 0,
+})"##;
 
 /// Compares the page of the run in `folder` with its checks.
 fn check_page(folder: &Path) -> anyhow::Result<()> {
@@ -160,7 +88,7 @@ fn check_page(folder: &Path) -> anyhow::Result<()> {
             "{dom}"
         );
         ensure!(dom.contains("× the bounce"), "no bars");
-        let seen = seen(&page, width)?;
+        let seen = seen(&page, width, "", LOOK)?;
         // The pair that the kernel refuses is a line, the first screen says why, and the
         // explanation of the failed check is open.
         let expected = json!({
