@@ -9,6 +9,7 @@ use clap::Args;
 
 use crate::address::Address;
 use crate::decode;
+use crate::html;
 use crate::machine::{Function, Machine};
 use crate::text;
 
@@ -28,6 +29,9 @@ pub struct Options {
     /// and the host's name.
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// Write a page with the machine as a picture, the matrix, and the reasons for each verdict.
+    #[arg(long, value_name = "FILE", conflicts_with = "pair")]
+    pub html: Option<PathBuf>,
     /// Include every function in the matrix, not only disks, GPUs, accelerators, network adapters,
     /// and functions with a large BAR.
     #[arg(long)]
@@ -66,19 +70,31 @@ impl CliError {
 pub fn answer(options: &Options) -> Result<String, CliError> {
     let machine = machine(options.from.as_deref())?;
     if let Some(file) = &options.save {
-        let json = json(&machine)?;
-        fs::write(file, json).with_context(|| format!("cannot write {}", file.display()))?;
+        write(file, &json(&machine)?)?;
     }
     let answer = match options.pair.as_slice() {
         [client, provider] => {
             let pair = find(&machine, client, provider).map_err(CliError::Usage)?;
             both_directions(&machine, pair, options.json)?
         }
-        _ if options.json => json(&machine.matrix(options.all))?,
-        _ => text::matrix(&machine, &machine.matrix(options.all)),
+        _ => {
+            let matrix = machine.matrix(options.all);
+            if let Some(file) = &options.html {
+                write(file, &decode::clean(&html::page(&machine, &matrix)))?;
+            }
+            if options.json {
+                json(&matrix)?
+            } else {
+                text::matrix(&machine, &matrix)
+            }
+        }
     };
     // A file of --save can have any characters, too.
     Ok(decode::clean(&answer))
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn machine(from: Option<&Path>) -> Result<Machine> {

@@ -35,6 +35,7 @@ pub mod cli;
 mod config_space;
 mod decode;
 mod gaps;
+mod html;
 mod hwloc;
 mod kernel;
 mod labels;

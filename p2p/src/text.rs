@@ -68,7 +68,7 @@ fn verdicts(matrix: &Matrix) -> String {
 }
 
 /// Returns a line about processor, kernel and IOMMU.
-fn host(machine: &Machine) -> String {
+pub(crate) fn host(machine: &Machine) -> String {
     let host = &machine.host;
     let cpu = match (&host.cpu_name, host.cpu) {
         (Some(name), _) => name.clone(),
@@ -124,7 +124,7 @@ fn devices(devices: &[Device]) -> String {
 }
 
 /// Cuts `text` to `width` characters.
-fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -253,7 +253,7 @@ pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
     let head = format!("{client} to memory of {provider}: {}", headline(pair));
     let mut text = wrap(&head, WIDTH).join("\n  ") + "\n";
     if let Some(kernel) = &pair.kernel {
-        text.push_str(&block("kernel", &kernel_lines(kernel)));
+        text.push_str(&block("kernel", &[kernel_line(kernel)]));
     }
     if let Some(wire) = &pair.wire {
         let line = format!("{}: {}", wire.distance.word(), wire.sentence(machine));
@@ -282,7 +282,7 @@ fn change(change: &Change) -> [String; 2] {
     ]
 }
 
-fn headline(pair: &Pair) -> String {
+pub(crate) fn headline(pair: &Pair) -> String {
     match &pair.kernel {
         None => "unknown: the source does not show the bridges above both".to_owned(),
         Some(kernel) if kernel.conditions.is_empty() => kernel.way.to_string(),
@@ -300,7 +300,7 @@ fn headline(pair: &Pair) -> String {
     }
 }
 
-fn kernel_lines(kernel: &Kernel) -> Vec<String> {
+pub(crate) fn kernel_line(kernel: &Kernel) -> String {
     let otherwise = if kernel.conditions.is_empty() {
         ""
     } else {
@@ -316,10 +316,10 @@ fn kernel_lines(kernel: &Kernel) -> Vec<String> {
         .as_ref()
         .map(|error| format!("; a transfer fails with {error}"));
     let error = error.unwrap_or_default();
-    vec![format!(
+    format!(
         "{otherwise}{} (Linux {}{assumed}){error}",
         kernel.why, kernel.release
-    )]
+    )
 }
 
 fn path(path: &[PathHop], labels: &Labels) -> Vec<String> {

@@ -160,21 +160,23 @@ fn is_same_device(a: Address, b: Address) -> bool {
 
 fn root_summit(machine: &Machine, client: Address, provider: Address) -> Option<Summit> {
     let (of_client, of_provider) = (machine.root_bus(client)?, machine.root_bus(provider)?);
-    let node = |address: Address, bus: (u32, u8)| {
-        let own = machine.function(address)?.numa_node;
-        own.or_else(|| {
-            machine
-                .on_root_bus(bus)
-                .find_map(|(_, function)| function.numa_node)
-        })
-    };
     Some(
-        match (node(client, of_client), node(provider, of_provider)) {
+        match (numa_node(machine, client), numa_node(machine, provider)) {
             _ if of_client == of_provider => Summit::RootComplex(root_bus_name(of_client)),
             (Some(a), Some(b)) if a != b => Summit::NumaNodes(a, b),
             _ => Summit::HostBridges(root_bus_name(of_client), root_bus_name(of_provider)),
         },
     )
+}
+
+/// Returns the NUMA node of a function, or of its root bus.
+pub(crate) fn numa_node(machine: &Machine, address: Address) -> Option<u16> {
+    let own = machine.function(address)?.numa_node;
+    own.or_else(|| {
+        machine
+            .on_root_bus(machine.root_bus(address)?)
+            .find_map(|(_, function)| function.numa_node)
+    })
 }
 
 /// Returns the distance, if the longer way below the highest point passes `ports`.
