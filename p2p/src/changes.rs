@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use peerbar_rule::{AcsControl, Ascent, Hop, MapType, PortType, Reason, Redirect};
+use peerbar_rule::{AcsControl, Ascent, Hop, PortType, Reason, Redirect};
 use serde::Serialize;
 
 use crate::address::Address;
 use crate::kernel::{KernelVerdict, Way, verdict};
-use crate::machine::{Acs, Function, Iommu, Machine, Place};
+use crate::machine::{Acs, Function, Machine, Place};
 
 /// A change, what it costs, and what it leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -30,19 +30,22 @@ pub(crate) fn of_pair(
     let mut changes = without_redirection(machine, client, provider, now);
     changes.extend(below_one_switch(machine, client, provider, now));
     changes.extend(newer_kernel(machine, client, provider, now));
-    changes.extend(pass_through(machine, now));
     changes
 }
 
-/// Returns the way in the changed machine if it is certain and more than now.
+/// Returns the way in the changed machine if it is more than now, and the condition for that.
 fn tried(
     changed: &Machine,
     client: Address,
     provider: Address,
     now: &KernelVerdict,
-) -> Option<Way> {
-    let way = verdict(changed, client, provider)?.certain()?;
-    (way > now.first.way).then_some(way)
+) -> Option<(Way, Option<String>)> {
+    let then = verdict(changed, client, provider)?;
+    let condition = then.others.first().map(|other| {
+        let facts: Vec<String> = other.assumptions.iter().map(ToString::to_string).collect();
+        format!("unless {}", facts.join(" and "))
+    });
+    (then.first.way > now.first.way).then_some((then.first.way, condition))
 }
 
 /// Switches redirection off at the ports that redirect.
@@ -59,41 +62,58 @@ fn without_redirection(
             function.acs = Acs::Control(*control);
         }
     }
-    let Some(way) = tried(&changed, client, provider, now) else {
+    let Some((way, condition)) = tried(&changed, client, provider, now) else {
         return Vec::new();
     };
-    let isolation = isolation(machine, &ports);
+    let prices = |more: Option<&str>| {
+        let more = more.map(str::to_owned);
+        let all = condition
+            .iter()
+            .cloned()
+            .chain([isolation(machine, &ports)])
+            .chain(more);
+        Some(all.collect::<Vec<_>>().join("; "))
+    };
     let setpci = ports
         .iter()
-        .map(|(port, control)| format!("setpci -s {port} ECAP_ACS+6.w={:04x}", control.0));
+        .map(|(port, control)| format!("sudo setpci -s {port} ECAP_ACS+6.w={:04x}", control.0));
     let mut changes = vec![Change {
         change: setpci.collect::<Vec<_>>().join("; "),
-        price: isolation.clone(),
+        price: prices(Some(CACHED)),
         way,
     }];
     // Some releases do less than the parameter says.
-    let flaw = machine.release().may_keep_acs_redir().then(|| {
-        "some releases from Linux 6.11 to 6.14 ignore part of it; 6.14.3 and 6.15 do not".to_owned()
-    });
-    let prices: Vec<String> = isolation.into_iter().chain(flaw).collect();
-    let mut at_boot = |parameter: String| {
-        changes.push(Change {
-            change: format!("at boot: pci={parameter}"),
-            price: (!prices.is_empty()).then(|| prices.join("; ")),
-            way,
-        });
-    };
+    let flaw = machine.release().may_keep_acs_redir().then_some(FLAW);
     let addresses: Vec<String> = ports.iter().map(|(port, _)| port.to_string()).collect();
-    at_boot(format!("disable_acs_redir={}", addresses.join(";")));
-    if machine.release().has_config_acs() {
-        let flags = addresses.iter().map(|port| format!("x0x00xx@{port}"));
-        at_boot(format!(
-            "config_acs={}",
-            flags.collect::<Vec<_>>().join(";")
-        ));
-    }
+    let flags = addresses.iter().map(|port| format!("x0x00xx@{port}"));
+    let flags = flags.collect::<Vec<_>>().join(";");
+    let has_flags = machine.release().has_config_acs();
+    let parameters = [
+        Some(format!("pci=disable_acs_redir={}", addresses.join(";"))),
+        has_flags.then(|| format!("pci=config_acs={flags}")),
+    ];
+    let command_line = machine.host.command_line.as_deref().unwrap_or_default();
+    let is_new = |parameter: &String| !command_line.split(' ').any(|word| word == parameter);
+    changes.extend(
+        parameters
+            .into_iter()
+            .flatten()
+            .filter(is_new)
+            .map(|parameter| Change {
+                change: format!("at boot: {parameter}"),
+                price: prices(flaw),
+                way,
+            }),
+    );
     changes
 }
+
+/// What to know of `setpci`.
+const CACHED: &str = "until a reset, a suspend or the next boot; Linux decides a pair once, so reload the driver of the \
+                      memory's owner";
+/// What to know of the boot parameters of some releases.
+const FLAW: &str =
+    "some releases from Linux 6.11 to 6.14 ignore part of it; 6.14.3 and 6.15 do not";
 
 /// Returns the ports at which the kernel's decision found a redirection, and their control registers
 /// without it.
@@ -115,9 +135,8 @@ fn redirecting_ports(machine: &Machine, now: &KernelVerdict) -> Vec<(Address, Ac
     redirects.iter().filter_map(port).collect()
 }
 
-/// Returns the isolation that ends if these ports do not redirect: that of the IOMMU groups below
-/// them.
-fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> Option<String> {
+/// Returns the isolation that ends if these ports do not redirect.
+fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> String {
     let is_below = |address: &Address| {
         let (above, _) = machine.bridges_above(*address);
         ports.iter().any(|(port, _)| above.contains(port))
@@ -130,12 +149,11 @@ fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> Option<Strin
         .filter_map(|(_, function)| function.iommu_group)
         .collect();
     let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
-    (!groups.is_empty()).then(|| {
-        format!(
-            "devices of the IOMMU groups {} can then reach each other without the IOMMU",
-            groups.join(", ")
-        )
-    })
+    let of_groups = match groups.as_slice() {
+        [] => String::new(),
+        groups => format!(", of the IOMMU groups {}", groups.join(", ")),
+    };
+    format!("the devices below{of_groups} then reach each other without the IOMMU")
 }
 
 /// Moves one of the two below a switch that is above the other.
@@ -148,24 +166,44 @@ fn below_one_switch(
     let pairs = [(client, provider), (provider, client)];
     let change = |(moved, other): (Address, Address)| {
         let (above, _) = machine.bridges_above(other);
-        let is_switch = |bridge: &&Address| {
-            let port = machine
-                .function(**bridge)
-                .and_then(|bridge| bridge.port_type);
-            port == Some(PortType::UpstreamPort)
-        };
-        let switch = above.iter().find(is_switch)?;
+        let switch = above
+            .iter()
+            .find(|bridge| has_slots(machine, **bridge, other))?;
         let changed = moved_below(machine, moved, *switch, &above)?;
-        let way = tried(&changed, client, provider, now)?;
+        let (way, price) = tried(&changed, client, provider, now)?;
         let change =
             format!("move {moved} to a slot of the switch at {switch}, which is above {other}");
-        Some(Change {
-            change,
-            price: None,
-            way,
-        })
+        Some(Change { change, price, way })
     };
-    pairs.into_iter().filter_map(change).collect()
+    let is_movable = |(moved, _): &(Address, Address)| {
+        let (above, _) = machine.bridges_above(*moved);
+        let port = above.first().and_then(|port| machine.function(*port));
+        port.is_some_and(|port| port.has_slot != Some(false))
+    };
+    pairs
+        .into_iter()
+        .filter(is_movable)
+        .filter_map(change)
+        .collect()
+}
+
+/// Returns `true` if `bridge` is a switch into which a device can be plugged: one of its ports has a
+/// slot, and it is no part of the card with the function `other`, whose maker it would share.
+fn has_slots(machine: &Machine, bridge: Address, other: Address) -> bool {
+    let vendor = |at: Address| {
+        machine
+            .function(at)
+            .and_then(|function| function.id)
+            .map(|id| id.vendor)
+    };
+    let is_switch = machine.function(bridge).is_some_and(|function| {
+        function.port_type == Some(PortType::UpstreamPort)
+            && !function.description.contains("Thunderbolt")
+    });
+    let has_slot =
+        |port: &Function| port.place == Place::Below(bridge) && port.has_slot == Some(true);
+    let is_of_card = vendor(bridge).is_some() && vendor(bridge) == vendor(other);
+    is_switch && !is_of_card && machine.functions.values().any(has_slot)
 }
 
 /// Returns the machine with `moved` below a new port of `switch`, which is like the port through
@@ -211,23 +249,9 @@ fn newer_kernel(
     machine.release().later().find_map(|release| {
         let mut changed = machine.clone();
         changed.host.release = Some(release.to_string());
-        let way = tried(&changed, client, provider, now)?;
+        let (way, price) = tried(&changed, client, provider, now)?;
         let change = format!("use Linux {release} or later, whose list has the host bridge");
-        Some(Change {
-            change,
-            price: None,
-            way,
-        })
-    })
-}
-
-/// Takes the IOMMU's translation out of a way through the host bridge.
-fn pass_through(machine: &Machine, now: &KernelVerdict) -> Option<Change> {
-    let is_translated = now.first.decision.verdict == MapType::ThroughHostBridgeIova;
-    (is_translated && machine.host.iommu == Some(Iommu::Translates)).then(|| Change {
-        change: "at boot: iommu=pt, for stacks that give devices physical addresses".to_owned(),
-        price: Some("the IOMMU no longer limits the DMA of the kernel's drivers".to_owned()),
-        way: now.first.way,
+        Some(Change { change, price, way })
     })
 }
 
@@ -255,18 +279,18 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; setpci -s 0000:19:09.0 ECAP_ACS+6.w=0011",
+                "sudo setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; sudo setpci -s 0000:19:09.0 ECAP_ACS+6.w=0011",
                 "at boot: pci=disable_acs_redir=0000:19:08.0;0000:19:09.0",
             ]
         );
         assert!(changes.iter().all(|change| change.way == Way::BusAddress));
         let price =
-            "devices of the IOMMU groups 31, 32 can then reach each other without the IOMMU";
-        assert!(
-            changes
-                .iter()
-                .all(|change| change.price.as_deref() == Some(price))
-        );
+            "the devices below, of the IOMMU groups 31, 32 then reach each other without the IOMMU";
+        let prices: Vec<&str> = changes
+            .iter()
+            .filter_map(|change| change.price.as_deref())
+            .collect();
+        assert_eq!(prices, [format!("{price}; {CACHED}").as_str(), price]);
         let newer = text.replace("6.8.0", "6.16.0");
         let last = "at boot: pci=config_acs=x0x00xx@0000:19:08.0;x0x00xx@0000:19:09.0";
         assert_eq!(
@@ -290,6 +314,52 @@ mod tests {
     }
 
     #[test]
+    fn price_is_named_without_groups_too() {
+        let text = two_sockets(REDIRECTS).replace("IOMMU group", "Group");
+        let changes = of(&text, "1b:00.0");
+        let names_it = |change: &Change| {
+            let price = change.price.as_deref().unwrap_or_default();
+            price.starts_with("the devices below then reach each other without the IOMMU")
+        };
+        assert!(
+            !changes.is_empty() && changes.iter().all(names_it),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn parameter_that_is_set_already_is_not_advised() {
+        let parameter = "pci=disable_acs_redir=0000:19:08.0;0000:19:09.0";
+        let text = format!("Command line: {parameter}\n{}", two_sockets(REDIRECTS));
+        let changes = of(&text, "1b:00.0");
+        assert!(!changes.is_empty() && changes.iter().all(|one| !one.change.contains(parameter)));
+    }
+
+    #[test]
+    fn known_ports_are_changed_even_if_another_is_unknown() {
+        let text = two_sockets(REDIRECTS).replace(
+            "Capabilities: [100 v1] Device Serial Number",
+            "Capabilities: [100 v1] Access Control Services",
+        );
+        let changes = of(&text, "1b:00.0");
+        let price = changes.first().and_then(|change| change.price.as_deref());
+        assert!(
+            price.is_some_and(|price| price.starts_with("unless ACS redirects at 0000:18:00.0")),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn card_with_a_switch_of_its_own_has_no_slot() {
+        let text = two_sockets(DIRECT).replace("10b5:8747", "10de:8747");
+        assert!(
+            of(&text, "1c:00.0")
+                .iter()
+                .all(|one| !one.change.starts_with("move"))
+        );
+    }
+
+    #[test]
     fn direct_pair_needs_no_change() {
         assert_eq!(of(&two_sockets(DIRECT), "1b:00.0"), []);
     }
@@ -309,21 +379,6 @@ mod tests {
                 .iter()
                 .any(|one| one.change == change && one.way == Way::ThroughHostBridge),
             "{changes:?}"
-        );
-    }
-
-    #[test]
-    fn pass_through_is_advised_behind_a_translating_iommu() {
-        let text = format!(
-            "iommu: Default domain type: Translated\n{}",
-            two_sockets(DIRECT)
-        );
-        let is_pass_through = |change: &Change| change.change.starts_with("at boot: iommu=pt");
-        assert!(of(&text, "1c:00.0").iter().any(is_pass_through));
-        assert!(
-            !of(&two_sockets(DIRECT), "1c:00.0")
-                .iter()
-                .any(is_pass_through)
         );
     }
 }

@@ -4,14 +4,19 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 
 use crate::address::Address;
 use crate::decode;
 use crate::html;
 use crate::machine::{Function, Machine};
+use crate::size::human;
 use crate::text;
+use crate::warnings;
+
+/// The largest source in bytes: pastes with a kernel's log have a few megabytes.
+const LARGEST: u64 = 64 << 20;
 
 /// Which devices to judge, and how to show the verdicts.
 #[derive(Args, Clone, Debug)]
@@ -62,6 +67,11 @@ impl CliError {
     }
 }
 
+/// Returns `text` without characters that steer a terminal: a source may have them.
+pub fn printable(text: &str) -> String {
+    decode::clean(text)
+}
+
 /// Returns the answer to the question of `options`, as text or JSON.
 ///
 /// # Errors
@@ -70,6 +80,13 @@ impl CliError {
 pub fn answer(options: &Options) -> Result<String, CliError> {
     let machine = machine(options.from.as_deref())?;
     if let Some(file) = &options.save {
+        if options.from.as_ref() == Some(file) {
+            let error = anyhow!(
+                "--save would replace {}, which --from reads: name another file",
+                file.display()
+            );
+            return Err(CliError::Usage(error));
+        }
         write(file, &json(&machine)?)?;
     }
     let answer = match options.pair.as_slice() {
@@ -104,21 +121,44 @@ fn machine(from: Option<&Path>) -> Result<Machine> {
     if file.is_dir() {
         return Ok(Machine::of_root(file)?);
     }
-    let mut bytes = Vec::new();
     let read = if file == Path::new("-") {
-        io::stdin().lock().read_to_end(&mut bytes).map(|_| ())
+        limited(io::stdin().lock())
     } else {
-        fs::read(file).map(|read| bytes = read)
+        fs::File::open(file).and_then(limited)
     };
-    read.with_context(|| format!("cannot read {}", file.display()))?;
+    let bytes = read.with_context(|| format!("cannot read {}", file.display()))?;
     Machine::read(&decode::text(&bytes))
         .with_context(|| format!("cannot read a machine from {}", file.display()))
+}
+
+/// Reads a source to its end.
+fn limited(source: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(LARGEST).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 == LARGEST {
+        let text = format!("it has {} or more", human(LARGEST));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
 }
 
 fn find(machine: &Machine, client: &str, provider: &str) -> Result<(Address, Address)> {
     let pair = (machine.find(client)?, machine.find(provider)?);
     if pair.0 == pair.1 {
         bail!("`{client}` and `{provider}` are the same device: name two");
+    }
+    let [of_client, of_provider] = [pair.0, pair.1].map(|end| machine.function(end));
+    let is_provider = |function: Option<&Function>| function.is_some_and(Function::is_provider);
+    // A source that shows no BAR does not tell.
+    if of_provider.is_some_and(|function| !function.bars.is_empty()) && !is_provider(of_provider) {
+        let swap = if is_provider(of_client) {
+            format!("; did you mean `{provider} {client}`?")
+        } else {
+            String::new()
+        };
+        bail!(
+            "`{provider}` has no memory for peers: no p2pmem, and no prefetchable 64-bit BAR of 16 MiB or more{swap}"
+        );
     }
     Ok(pair)
 }
@@ -138,7 +178,8 @@ fn both_directions(
         return json(&pairs);
     }
     let texts: Vec<String> = pairs.iter().map(|pair| text::pair(machine, pair)).collect();
-    Ok(texts.join("\n"))
+    let notes = text::notes(&warnings::of_machine(machine), &machine.gaps);
+    Ok(texts.join("\n") + &notes)
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {

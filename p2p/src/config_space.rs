@@ -119,6 +119,7 @@ pub(crate) fn read(bytes: &[u8], function: &mut Function) {
 fn express(space: ConfigSpace<'_>, at: usize, function: &mut Function) {
     let word = |offset: usize| space.word(at.saturating_add(offset));
     function.port_type = word(2).map(|flags| port_type(flags >> 4 & 0xf));
+    function.has_slot = word(2).map(|flags| flags & 0x100 != 0);
     if let Some(control) = word(8) {
         function.relaxed_ordering = Some(control & 0x10 != 0);
         function.max_payload = Some(128 << (control >> 5 & 7));

@@ -33,7 +33,8 @@ pub(crate) fn clean(text: &str) -> String {
             }
             '\r' if chars.peek() != Some(&'\n') => clean.push('\n'),
             '\u{a0}' => clean.push(' '),
-            '\u{feff}' => {}
+            // Marks that change the direction of writing.
+            '\u{feff}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {}
             '\n' | '\t' => clean.push(c),
             c if c.is_control() => {}
             c => clean.push(c),

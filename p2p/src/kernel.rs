@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use peerbar_rule::{AcsControl, Cpu, Decision, DeviceId, MapType, Platform, Vendor, decide};
+use peerbar_rule::{
+    AcsControl, Cpu, Decision, DeviceId, MapType, Platform, Release, Vendor, decide,
+};
 use serde::Serialize;
 
 use crate::address::Address;
@@ -56,6 +58,8 @@ pub(crate) enum Assumption {
     Trusted,
     /// The kernel's list has the host bridges of these root buses.
     Listed(Vec<String>),
+    /// The kernel is older than the release whose list was the first with a host bridge.
+    OlderThan(Release),
 }
 
 impl From<MapType> for Way {
@@ -105,6 +109,7 @@ impl fmt::Display for Assumption {
                 let ports: Vec<String> = ports.iter().map(Address::to_string).collect();
                 write!(f, "ACS redirects at {}", ports.join(" or "))
             }
+            Self::OlderThan(release) => write!(f, "the kernel is older than Linux {release}"),
             Self::Trusted => f.write_str("the processor is an AMD Zen or later"),
             Self::Listed(buses) => write!(
                 f,
@@ -143,7 +148,7 @@ pub(crate) fn verdict(
     let decision = decide_if(machine, &[], client, provider)?;
     let first = Outcome {
         assumptions: Vec::new(),
-        way: decision.verdict.into(),
+        way: way(machine, &decision),
         decision,
     };
     let mut others: Vec<Outcome> = Vec::new();
@@ -155,7 +160,7 @@ pub(crate) fn verdict(
         let assumptions = (0..).zip(&unknown).filter(|(at, _)| is_assumed(*at));
         let assumptions: Vec<Assumption> = assumptions.map(|(_, fact)| fact.clone()).collect();
         let decision = decide_if(machine, &assumptions, client, provider)?;
-        let way = decision.verdict.into();
+        let way = way(machine, &decision);
         // Fewer facts that lead to the same way say it all.
         let says_it = |known: &&Outcome| {
             let mut facts = known.assumptions.iter();
@@ -172,8 +177,16 @@ pub(crate) fn verdict(
     Some(KernelVerdict {
         first,
         others,
-        tree: Tree::of(machine),
+        tree: Tree::of(machine, [client, provider]),
     })
+}
+
+/// Returns the way that a decision leads to: a kernel without the option refuses everything.
+fn way(machine: &Machine, decision: &Decision) -> Way {
+    match machine.host.has_p2pdma {
+        Some(false) => Way::NotSupported,
+        _ => decision.verdict.into(),
+    }
 }
 
 /// Returns the decision if `assumptions` hold, and none of the other unknown facts does.
@@ -183,7 +196,8 @@ fn decide_if(
     client: Address,
     provider: Address,
 ) -> Option<Decision> {
-    let mut tree = Tree::of(machine);
+    let mut tree = Tree::of(machine, [client, provider]);
+    let mut kernel = machine.release();
     let mut cpu = machine.host.cpu.unwrap_or(NOT_TRUSTED);
     for assumption in assumptions {
         match assumption {
@@ -198,6 +212,7 @@ fn decide_if(
             }
             Assumption::Trusted => cpu = ZEN,
             Assumption::Listed(buses) => tree.list_host_bridges(buses, LISTED),
+            Assumption::OlderThan(_) => kernel = Release::OLDEST,
         }
     }
     let iommu = machine
@@ -207,7 +222,7 @@ fn decide_if(
     let platform = Platform {
         cpu,
         translates: iommu == Some(Iommu::Translates),
-        kernel: machine.release(),
+        kernel,
     };
     decide(&tree.tree, &platform, tree.id(provider)?, tree.id(client)?)
 }
@@ -229,6 +244,11 @@ fn unknown(machine: &Machine, client: Address, provider: Address) -> Vec<Assumpt
     let buses: BTreeSet<String> = buses.map(root_bus_name).collect();
     if !buses.is_empty() {
         unknown.push(Assumption::Listed(buses.into_iter().collect()));
+    }
+    if machine.host.release.is_none() {
+        let listed_since = Tree::of(machine, [client, provider]).listed_since();
+        let later = listed_since.filter(|since| *since > Release::OLDEST);
+        unknown.extend(later.map(Assumption::OlderThan));
     }
     unknown
 }
@@ -268,15 +288,26 @@ fn may_have_acs(machine: &Machine, address: Address) -> bool {
     else {
         return false;
     };
-    let device = |at: &Address| (at.domain, at.bus, at.device);
-    let functions = machine
-        .functions
-        .keys()
-        .filter(|other| device(other) == device(&address));
-    function.kind() == Kind::Bridge || functions.count() > 1
+    let first = Address {
+        function: 0,
+        ..address
+    };
+    let last = Address {
+        function: u8::MAX,
+        ..address
+    };
+    function.kind() == Kind::Bridge || machine.functions.range(first..=last).count() > 1
 }
 
 impl KernelVerdict {
+    /// Returns `true` if `way` is possible.
+    pub(crate) fn may_be(&self, way: Way) -> bool {
+        self.others
+            .iter()
+            .chain([&self.first])
+            .any(|outcome| outcome.way == way)
+    }
+
     /// Returns the way if it is certain.
     pub(crate) fn certain(&self) -> Option<Way> {
         self.others.is_empty().then_some(self.first.way)
@@ -375,6 +406,26 @@ mod tests {
                 .iter()
                 .skip(1)
                 .all(|(_, way)| *way == Way::ThroughHostBridge)
+        );
+    }
+
+    #[test]
+    fn unknown_release_is_a_condition_where_lists_differ() {
+        let text = two_sockets(DIRECT).replace("8086:2030", "10de:2f95");
+        let outcomes = outcomes(&machine(&text), "1c:00.0");
+        let older = vec!["the kernel is older than Linux 7.3".to_owned()];
+        assert_eq!(
+            outcomes,
+            [(vec![], Way::ThroughHostBridge), (older, Way::NotSupported)]
+        );
+    }
+
+    #[test]
+    fn kernel_without_the_option_refuses_everything() {
+        let text = format!("# CONFIG_PCI_P2PDMA is not set\n{}", two_sockets(DIRECT));
+        assert_eq!(
+            outcomes(&machine(&text), "1b:00.0"),
+            [(vec![], Way::NotSupported)]
         );
     }
 

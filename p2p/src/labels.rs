@@ -1,6 +1,6 @@
 //! Names of devices, as people type them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::address::Address;
 use crate::machine::{Function, Kind, Machine};
@@ -17,16 +17,30 @@ pub struct Labels {
 impl Labels {
     /// Names the devices of `machine`.
     pub fn of(machine: &Machine) -> Self {
+        let functions = || machine.functions.iter();
+        let known: BTreeSet<String> = functions()
+            .filter_map(|(_, function)| kernel_name(function))
+            .collect();
         let mut next: BTreeMap<&str, u32> = BTreeMap::new();
-        let mut by_address = BTreeMap::new();
-        for (address, function) in &machine.functions {
-            let kind = prefix(function.kind());
-            let number = next.entry(kind).or_default();
-            let label = kernel_name(function).unwrap_or_else(|| format!("{kind}{number}"));
-            *number = number.saturating_add(1);
-            by_address.insert(*address, label);
+        let label = |(address, function): (&Address, &Function)| {
+            let invented = |next: &mut BTreeMap<&'static str, u32>| loop {
+                let kind = prefix(function.kind());
+                let number = next.entry(kind).or_default();
+                let label = format!("{kind}{number}");
+                *number = number.saturating_add(1);
+                // A name of the kernel stands for no other device.
+                if !known.contains(&label) {
+                    return label;
+                }
+            };
+            (
+                *address,
+                kernel_name(function).unwrap_or_else(|| invented(&mut next)),
+            )
+        };
+        Self {
+            by_address: functions().map(label).collect(),
         }
-        Self { by_address }
     }
 
     /// Returns the name of the device at `address`.
@@ -102,5 +116,26 @@ impl Machine {
                 known: known.join(", "),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{DIRECT, at, machine, two_sockets};
+
+    #[test]
+    fn name_of_the_kernel_stands_for_no_other_device() {
+        let mut machine = machine(&two_sockets(DIRECT));
+        let second = machine.functions.get_mut(&at("1c:00.0")).unwrap();
+        second.names = vec!["nvme0".to_owned()];
+        let labels = Labels::of(&machine);
+        assert_eq!(
+            (labels.label(at("1b:00.0")), labels.label(at("1c:00.0"))),
+            ("nvme1", "nvme0")
+        );
+        assert_eq!(machine.find("nvme0"), Ok(at("1c:00.0")));
+        assert_eq!(machine.find("nvme1"), Ok(at("1b:00.0")));
+        assert!(machine.find("nvme2").is_err());
     }
 }

@@ -227,6 +227,7 @@ impl Entry {
         if let Some(express) = name.strip_prefix("Express") {
             let kind = port_type(express);
             self.function.port_type = kind.or(self.function.port_type);
+            self.function.has_slot = slot(express).or(self.function.has_slot);
         }
     }
 
@@ -377,6 +378,12 @@ fn device_id(text: &str) -> Option<DeviceId> {
 fn hex(text: &str, digits: usize) -> Option<u16> {
     let is_hex = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hex.then(|| u16::from_str_radix(text, 16).ok()).flatten()
+}
+
+/// Reads `(Slot+)` in the first line of a PCIe capability.
+fn slot(text: &str) -> Option<bool> {
+    let has = |flag: &str| text.contains(flag);
+    (has("(Slot+)") || has("(Slot-)")).then(|| has("(Slot+)"))
 }
 
 /// Returns the type in the first line of a PCIe capability: ` (v2) Root Port (Slot+), MSI 00`.

@@ -78,6 +78,8 @@ pub struct Function {
     pub description: String,
     /// Device or port type of its PCIe capability.
     pub port_type: Option<PortType>,
+    /// A port has a slot (PCIe Base 6.0, 7.5.3.2, Slot Implemented).
+    pub has_slot: Option<bool>,
     /// First and last bus below a bridge.
     pub buses: Option<(u8, u8)>,
     /// Access Control Services.

@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use peerbar_p2p::cli::{CliError, Options, answer};
+use peerbar_p2p::cli::{CliError, Options, answer, printable};
 
 /// Show which PCI devices of a machine can reach each other by peer-to-peer DMA, why not, and what
 /// to change.
@@ -28,6 +28,6 @@ fn main() -> ExitCode {
         },
         Err(error) => error,
     };
-    eprintln!("peerbar-p2p: {failed}");
+    eprintln!("peerbar-p2p: {}", printable(&failed.to_string()));
     ExitCode::from(failed.code())
 }

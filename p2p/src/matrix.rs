@@ -54,8 +54,10 @@ pub struct Cell {
     pub is_conditional: bool,
     /// The distance.
     pub distance: Option<Distance>,
-    /// ACS sends the requests up on the wire.
+    /// ACS redirects the requests on the wire.
     pub is_redirected: bool,
+    /// The way on the wire depends on facts that the source lacks.
+    pub is_wire_conditional: bool,
 }
 
 impl Machine {
@@ -104,7 +106,13 @@ impl Machine {
             way: verdict.as_ref().map(|verdict| verdict.first.way),
             is_conditional: verdict.is_some_and(|verdict| verdict.certain().is_none()),
             distance: wire.as_ref().map(|wire| wire.distance),
-            is_redirected: wire.is_some_and(|wire| !wire.redirected_at.is_empty()),
+            is_redirected: wire
+                .as_ref()
+                .is_some_and(|wire| !wire.redirected_at.is_empty()),
+            is_wire_conditional: wire.is_some_and(|wire| {
+                !wire.is_distance_known
+                    || wire.redirected_at.is_empty() && !wire.unknown_at.is_empty()
+            }),
         }
     }
 }
@@ -120,7 +128,11 @@ impl Cell {
 
     /// Returns the distance in a word, with a mark if ACS sends requests up.
     pub fn wire_word(&self) -> String {
-        let mark = if self.is_redirected { "^" } else { "" };
+        let mark = match (self.is_redirected, self.is_wire_conditional) {
+            (_, true) => "?",
+            (true, _) => "^",
+            _ => "",
+        };
         self.distance.map_or_else(
             || "?".to_owned(),
             |distance| format!("{}{mark}", distance.word()),

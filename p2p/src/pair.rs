@@ -117,17 +117,23 @@ fn in_words(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> K
     }
 }
 
-/// Returns the error of a refused transfer of `client`: drivers other than NVMe's map a scatterlist,
-/// for which every release has the same error.
+/// Returns the error of a refused transfer of a disk or an adapter: adapters' drivers map a
+/// scatterlist, for which every release has the same error.
 fn refusal(machine: &Machine, way: Way, client: Address) -> Option<String> {
-    let is_nvme = machine.function(client)?.kind() == Kind::Nvme;
-    let is_einval = is_nvme && machine.release().refusal_of_nvme() == EINVAL;
-    let error = if is_einval { "EINVAL" } else { "EREMOTEIO" };
+    let error = match machine.function(client)?.kind() {
+        Kind::Nvme if machine.release().refusal_of_nvme() == EINVAL => "EINVAL",
+        Kind::Nvme | Kind::Nic => "EREMOTEIO",
+        // Its driver's own stack issues the requests.
+        _ => return None,
+    };
     (way == Way::NotSupported).then(|| error.to_owned())
 }
 
 /// Returns the reason. The rule knows a host bridge by its ID; a text may have shown its name only.
 fn why(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> String {
+    if machine.host.has_p2pdma == Some(false) {
+        return "the kernel was built without CONFIG_PCI_P2PDMA".to_owned();
+    }
     let decision = &verdict.first.decision;
     let tree = &verdict.tree.tree;
     if let Reason::RootComplex {
@@ -217,12 +223,15 @@ fn statements(
             provider: p,
             line,
         } if (*c, *p) == (client, provider) => {
-            let agrees = match verdict.and_then(KernelVerdict::certain) {
-                Some(Way::NotSupported) => "as the rule says",
+            let agrees = match verdict {
+                None => "which the rule cannot judge",
+                Some(verdict) if verdict.certain() == Some(Way::NotSupported) => "as the rule says",
+                Some(verdict) if verdict.may_be(Way::NotSupported) => {
+                    "so the condition for `not supported` holds"
+                }
                 Some(_) => {
                     "but the rule allows it: the log is of another boot or kernel, or an input is wrong"
                 }
-                None => "which decides what the source leaves open",
             };
             Some(format!("the kernel refused this pair, {agrees}: {line}"))
         }

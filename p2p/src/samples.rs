@@ -27,7 +27,7 @@ pub(crate) fn two_sockets(acs: &str) -> String {
         format!("ACSCtl:\tSrcValid+ TransBlk- {acs} UpstreamFwd+ EgressCtrl- DirectTrans-");
     let redirecting =
         "ACSCtl:\tSrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-";
-    let root = "Capabilities: [90] Express (v2) Root Port (Slot-), MSI 00";
+    let root = "Capabilities: [90] Express (v2) Root Port (Slot+), MSI 00";
     let down = "Capabilities: [68] Express (v2) Downstream Port (Slot+), MSI 00";
     let end = "Capabilities: [60] Express (v2) Endpoint, MSI 00";
     let cap = "Capabilities: [148 v1] Access Control Services";

@@ -23,7 +23,7 @@ const KERNEL_LEGEND: &str =
 ";
 /// The words of the wire's table.
 const WIRE_LEGEND: &str = "  PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node
-  SYS: two NUMA nodes; ^: sent up by ACS
+  SYS: two NUMA nodes; ^: ACS redirects to the root complex
 ";
 /// Width of the words before a block of lines.
 const MARGIN: usize = 9;
@@ -34,8 +34,10 @@ const WIDTH: usize = 100;
 pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
     let mut text = host(machine);
     text.push('\n');
-    text.push_str(&devices(&matrix.devices));
-    text.push('\n');
+    if !matrix.devices.is_empty() {
+        text.push_str(&devices(&matrix.devices));
+        text.push('\n');
+    }
     text.push_str(&verdicts(matrix));
     let refusals: Vec<String> = machine.refusals().take(3).map(str::to_owned).collect();
     if !refusals.is_empty() {
@@ -56,13 +58,13 @@ fn verdicts(matrix: &Matrix) -> String {
     } else if kernel.lines().all(|line| line.chars().count() <= WIDTH) {
         let wire = table(matrix, Cell::wire_word);
         format!(
-            "Linux on DMA of a column's device to memory of a row's device:\n{kernel}{KERNEL_LEGEND}\n\
+            "Rows own the memory, columns issue the DMA. Linux (p2pdma) says:\n{kernel}{KERNEL_LEGEND}\n\
              The way on the wire, in the words of `nvidia-smi topo`:\n{wire}{WIRE_LEGEND}"
         )
     } else {
         let lists = lists(matrix);
         format!(
-            "Linux on DMA to the memory of each device, and the distance on the wire:\n{lists}{KERNEL_LEGEND}{WIRE_LEGEND}"
+            "Linux (p2pdma) on DMA to the memory of each device, and the distance on the wire:\n{lists}{KERNEL_LEGEND}{WIRE_LEGEND}"
         )
     }
 }
@@ -236,7 +238,7 @@ fn in_ranges(labels: &[&str]) -> String {
 }
 
 /// Returns warnings and gaps as lines.
-fn notes(warnings: &[String], gaps: &[String]) -> String {
+pub(crate) fn notes(warnings: &[String], gaps: &[String]) -> String {
     let mut text = String::new();
     if !warnings.is_empty() || !gaps.is_empty() {
         text.push('\n');
@@ -261,25 +263,27 @@ pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
     }
     text.push_str(&block_unwrapped("path", &path(&pair.path, &labels)));
     text.push_str(&block("log", &pair.statements));
-    text.push_str(&block(
-        "change",
-        &pair.changes.iter().flat_map(change).collect::<Vec<_>>(),
-    ));
+    text.push_str(&block("change", &changes(&pair.changes)));
     text.push_str(&block("warning", &pair.warnings));
     text
 }
 
-/// Returns what to do, on a line of its own, and what it gives and costs.
-fn change(change: &Change) -> [String; 2] {
-    let price = change
-        .price
-        .as_ref()
-        .map(|price| format!("; {price}"))
-        .unwrap_or_default();
-    [
-        change.change.clone(),
-        format!("  gives: {}{price}", change.way),
-    ]
+/// Returns what to do, each change on a line of its own, and after those that give and cost the same
+/// what that is.
+fn changes(changes: &[Change]) -> Vec<String> {
+    let same = |a: &Change, b: &Change| (a.way, &a.price) == (b.way, &b.price);
+    let groups = changes.chunk_by(same);
+    let lines = groups.flat_map(|group| {
+        let gives = group.first().map(|change| {
+            let price = change.price.as_ref().map(|price| format!("; {price}"));
+            format!("  gives: {}{}", change.way, price.unwrap_or_default())
+        });
+        group
+            .iter()
+            .map(|change| change.change.clone())
+            .chain(gives)
+    });
+    lines.collect()
 }
 
 pub(crate) fn headline(pair: &Pair) -> String {
@@ -304,7 +308,7 @@ pub(crate) fn kernel_line(kernel: &Kernel) -> String {
     let otherwise = if kernel.conditions.is_empty() {
         ""
     } else {
-        "otherwise: "
+        "if not: "
     };
     let assumed = if kernel.is_release_assumed {
         " assumed"
@@ -405,7 +409,7 @@ Intel processor, Linux 7.3 assumed, IOMMU on
   nvme1  0000:1c:00.0  Samsung Electronics Co Ltd NVMe SSD, NUMA node 0, nvme
   nic0   0000:86:00.0  Mellanox Technologies MT27800 Family [ConnectX-5], NUMA node 1, mlx5_core
 
-Linux on DMA of a column's device to memory of a row's device:
+Rows own the memory, columns issue the DMA. Linux (p2pdma) says:
          gpu0 nvme0 nvme1  nic0
   gpu0      -  host  host  host
   bus: direct, by bus address; host: through the host bridge; no: refused
@@ -415,7 +419,7 @@ The way on the wire, in the words of `nvidia-smi topo`:
          gpu0 nvme0 nvme1  nic0
   gpu0      -  PIX^   PHB   SYS
   PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node
-  SYS: two NUMA nodes; ^: sent up by ACS
+  SYS: two NUMA nodes; ^: ACS redirects to the root complex
 
   lacking  the kernel: `uname -a` shows it
 ";
@@ -467,10 +471,10 @@ The way on the wire, in the words of `nvidia-smi topo`:
             "{text}"
         );
         assert!(
-            text.contains("  wire     PIX: ACS sends it up at 0000:19:09.0\n"),
+            text.contains("  wire     PIX: ACS redirects it to the root complex at 0000:19:09.0\n"),
             "{text}"
         );
-        let change = "  change   setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; setpci -s 0000:19:09.0 ECAP_ACS+6.w=0011\n             gives: bus address;";
+        let change = "  change   sudo setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; sudo setpci -s 0000:19:09.0\n             ECAP_ACS+6.w=0011\n             gives: bus address;";
         assert!(text.contains(change), "{text}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use peerbar_rule::{
     DeviceId, Function as Node, FunctionId, Hop, HostBridge, HostBridgeId, Parent, PciTree,
-    PortType,
+    PortType, Release,
 };
 
 use crate::address::{Address, domain_not_shown};
@@ -24,15 +24,16 @@ const NO_ID: DeviceId = DeviceId {
 };
 
 impl Tree {
-    /// Makes the tree of all functions whose way to a root bus is known.
-    pub(crate) fn of(machine: &Machine) -> Self {
+    /// Makes the tree of these functions and the bridges above them. A function whose way to a root bus
+    /// is unknown is left out.
+    pub(crate) fn of(machine: &Machine, ends: [Address; 2]) -> Self {
         let mut tree = Self {
             tree: PciTree::default(),
             ids: BTreeMap::new(),
         };
         let mut bridges: BTreeMap<(u32, u8), HostBridgeId> = BTreeMap::new();
-        for address in machine.functions.keys() {
-            tree.add(machine, &mut bridges, *address);
+        for address in ends {
+            tree.add(machine, &mut bridges, address);
         }
         tree
     }
@@ -86,6 +87,15 @@ impl Tree {
         for bus in buses {
             self.tree.set_known_by(bus, Some(id));
         }
+    }
+
+    /// Returns the first release whose list has the host bridges of this tree, if any has.
+    pub(crate) fn listed_since(&self) -> Option<Release> {
+        let ids = self
+            .tree
+            .host_bridges()
+            .filter_map(|bridge| bridge.known_by);
+        ids.filter_map(DeviceId::listed_since).max()
     }
 
     /// Returns the address of a hop that is a function.

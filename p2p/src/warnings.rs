@@ -1,7 +1,7 @@
 //! What else keeps peer-to-peer DMA from working, or makes it slow.
 
 use crate::address::Address;
-use crate::machine::{Function, Kind, Machine};
+use crate::machine::{Function, Iommu, Kind, Machine};
 use crate::size::human;
 use crate::wire::{Distance, Wire};
 
@@ -55,6 +55,19 @@ pub(crate) fn of_pair(
         if machine.is_complete && of_provider.p2pmem.is_none() {
             warnings.push(unpublished(provider, of_provider));
         }
+    }
+    let at_host_bridge = matches!(
+        wire.distance,
+        Distance::Phb | Distance::Node | Distance::Sys
+    );
+    if machine.host.iommu == Some(Iommu::Translates)
+        && (at_host_bridge || !wire.redirected_at.is_empty())
+    {
+        warnings.push(
+            "the client gets an IOVA, because the IOMMU translates: a stack that gives devices physical addresses needs \
+             iommu=pt at boot, with which the IOMMU no longer limits the DMA of the kernel's drivers"
+                .to_owned(),
+        );
     }
     if wire.distance == Distance::Sys {
         warnings.push("the pair is on two NUMA nodes: many processors forward peer-to-peer requests between them slowly, or not at all".to_owned());
@@ -133,6 +146,12 @@ fn relaxed_ordering(
 fn small_bar(address: Address, function: &Function) -> Option<String> {
     let bar = function.provider_bar()?;
     let size = bar.size?;
+    if bar.address.is_none() {
+        return Some(format!(
+            "BAR {} of {address} has no address: nothing can reach it",
+            bar.index
+        ));
+    }
     if let Some(largest) = bar.largest.filter(|largest| *largest > size) {
         return Some(format!(
             "BAR {} of {address} has {}, Resizable BAR offers {}: the rest of its memory has no bus address; enable \
@@ -220,6 +239,8 @@ mod tests {
     fn each_obstacle_has_its_warning() {
         let gpu = "Region 1: Memory at 383800000000 (64-bit, prefetchable) [size=32G]";
         let small = gpu.replace("32G", "256M");
+        let unassigned = gpu.replace("383800000000", "<unassigned>");
+        warns(gpu, &unassigned, "BAR 1 of 0000:1a:00.0 has no address");
         warns(gpu, &small, "has 256 MiB: if the GPU has more memory");
         let resizable = format!("{small}\n\tBAR 1: current size: 256MB, supported: 256MB 32GB");
         warns(gpu, &resizable, "Resizable BAR offers 32 GiB");
@@ -244,6 +265,22 @@ mod tests {
             ),
             "Max Payload Size differs",
         );
+    }
+
+    #[test]
+    fn translation_is_named_on_a_way_through_the_host_bridge() {
+        let text = format!(
+            "iommu: Default domain type: Translated\n{}",
+            two_sockets(DIRECT)
+        );
+        let machine = machine(&text);
+        let warnings = |client| machine.pair(at(client), at("1a:00.0")).warnings;
+        assert!(
+            warnings("1c:00.0")
+                .iter()
+                .any(|warning| warning.contains("needs iommu=pt at boot"))
+        );
+        assert!(warnings("1b:00.0").is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use peerbar_rule::{AcsControl, PortType};
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::machine::{Acs, Machine};
+use crate::machine::{Acs, Kind, Machine};
 use crate::tree::root_bus_name;
 
 /// The way of the requests of a client to a provider's memory.
@@ -25,8 +25,11 @@ pub struct Wire {
     /// ACS, where it sends requests up, lets requests with translated addresses go directly: those
     /// of a device with ATS (PCIe Base 6.0, 7.7.11.3, ACS Direct Translated P2P Enable).
     pub is_direct_if_translated: bool,
-    /// Ports at which ACS may send requests or completions up, but whose ACS is unknown.
+    /// Ports at which ACS may keep requests or completions from going directly: it is unknown, or
+    /// controls the egress by a vector that the source does not show.
     pub unknown_at: Vec<Address>,
+    /// The NUMA nodes of both are known, or do not matter.
+    pub is_distance_known: bool,
     /// The distance in the words of `nvidia-smi topo`.
     pub distance: Distance,
 }
@@ -83,27 +86,37 @@ impl Distance {
 /// does not show the bridges above one of them.
 pub(crate) fn wire(machine: &Machine, client: Address, provider: Address) -> Option<Wire> {
     let ((up, down), summit) = ways(machine, client, provider)?;
-    let is_below_a_bridge = matches!(summit, Summit::Bridge(_));
-    let at_turn = |ports: &[Address]| ports.last().copied().filter(|_| is_below_a_bridge);
-    let turns = [at_turn(&up), at_turn(&down)];
+    // The functions of a device route between each other, too.
+    let turns = match summit {
+        Summit::Bridge(_) => [up.last().copied(), down.last().copied()],
+        Summit::Device if client != provider => [Some(client), Some(provider)],
+        _ => [None, None],
+    };
     let redirecting = |port: Option<Address>, bits: &[AcsControl]| -> Vec<Address> {
         let redirects = |port: &Address| has_any(machine, *port, bits);
         port.into_iter().filter(redirects).collect()
     };
     let [from_client, from_provider] = turns;
-    let redirected_at = redirecting(
-        from_client,
-        &[AcsControl::REQUEST_REDIRECT, AcsControl::EGRESS_CONTROL],
-    );
+    let redirected_at = redirecting(from_client, &[AcsControl::REQUEST_REDIRECT]);
     let passes_translated =
         |port: &Address| has_any(machine, *port, &[AcsControl::DIRECT_TRANSLATED]);
-    let is_unknown = |port: &Address| acs(machine, *port) == Acs::Unknown;
+    let is_port = |port: &Address| {
+        let function = machine.function(*port);
+        function.is_some_and(|function| function.kind() == Kind::Bridge)
+    };
+    let is_unknown = |port: &Address| {
+        is_port(port) && acs(machine, *port) == Acs::Unknown
+            || has_any(machine, *port, &[AcsControl::EGRESS_CONTROL])
+    };
+    let nodes = [client, provider].map(|end| numa_node(machine, end));
     Some(Wire {
         distance: distance(&summit, up.len().max(down.len())),
         is_direct_if_translated: redirected_at.iter().any(passes_translated),
         redirected_at,
         completions_redirected_at: redirecting(from_provider, &[AcsControl::COMPLETION_REDIRECT]),
         unknown_at: turns.into_iter().flatten().filter(is_unknown).collect(),
+        is_distance_known: !matches!(summit, Summit::HostBridges(..))
+            || nodes.iter().all(Option::is_some),
         summit,
     })
 }
@@ -204,10 +217,10 @@ impl Wire {
                 .iter()
                 .map(Address::to_string)
                 .collect::<Vec<_>>()
-                .join(" and ")
+                .join(" or ")
         };
         let mut text = match &self.summit {
-            Summit::Device => "stays in the device".to_owned(),
+            Summit::Device if self.redirected_at.is_empty() => "stays in the device".to_owned(),
             Summit::Bridge(bridge) if self.redirected_at.is_empty() => {
                 let is_port = machine
                     .function(*bridge)
@@ -215,9 +228,17 @@ impl Wire {
                 let kind = if is_port { "switch" } else { "bridge" };
                 format!("stays below the {kind} at {bridge}")
             }
-            Summit::Bridge(_) => format!("ACS sends it up at {}", list(&self.redirected_at)),
+            Summit::Bridge(_) | Summit::Device => format!(
+                "ACS redirects it to the root complex at {}",
+                list(&self.redirected_at)
+            ),
             Summit::RootComplex(bus) => format!("crosses the root complex at {bus}"),
-            Summit::HostBridges(from, to) => format!("crosses from host bridge {from} to {to}"),
+            Summit::HostBridges(from, to) if self.is_distance_known => {
+                format!("crosses from host bridge {from} to {to}")
+            }
+            Summit::HostBridges(from, to) => {
+                format!("crosses from host bridge {from} to {to}, whose NUMA nodes are not shown")
+            }
             Summit::NumaNodes(from, to) => format!("crosses from NUMA node {from} to {to}"),
         };
         if self.is_direct_if_translated {
@@ -225,13 +246,13 @@ impl Wire {
         }
         if !self.completions_redirected_at.is_empty() && self.redirected_at.is_empty() {
             text.push_str(&format!(
-                "; the completions of reads go up at {}",
+                "; the completions of reads are redirected at {}",
                 list(&self.completions_redirected_at)
             ));
         }
         if !self.unknown_at.is_empty() && self.redirected_at.is_empty() {
             text.push_str(&format!(
-                ", unless ACS redirects at {}",
+                ", unless ACS prevents it at {}",
                 list(&self.unknown_at)
             ));
         }
@@ -265,7 +286,51 @@ mod tests {
         assert_eq!(wire.redirected_at, [at("19:09.0")]);
         assert_eq!(wire.completions_redirected_at, [at("19:08.0")]);
         assert!(!wire.is_direct());
-        assert_eq!(sentence, "ACS sends it up at 0000:19:09.0");
+        assert_eq!(
+            sentence,
+            "ACS redirects it to the root complex at 0000:19:09.0"
+        );
+    }
+
+    #[test]
+    fn egress_control_may_block_and_does_not_redirect() {
+        let text =
+            two_sockets(DIRECT).replace("EgressCtrl- DirectTrans-\n", "EgressCtrl+ DirectTrans-\n");
+        let (wire, sentence) = of(&text, "1b:00.0", "1a:00.0");
+        assert_eq!(wire.redirected_at, []);
+        assert!(
+            sentence.ends_with(", unless ACS prevents it at 0000:19:09.0 or 0000:19:08.0"),
+            "{sentence}"
+        );
+    }
+
+    #[test]
+    fn functions_of_a_device_are_redirected_by_their_own_acs() {
+        let mut machine = machine(&two_sockets(DIRECT));
+        let second = Function {
+            acs: Acs::Control(AcsControl::REQUEST_REDIRECT),
+            ..machine.function(at("1b:00.0")).cloned().unwrap()
+        };
+        machine.functions.insert(at("1b:00.1"), second);
+        let wire = wire(&machine, at("1b:00.1"), at("1b:00.0")).unwrap();
+        assert_eq!(
+            (wire.distance, wire.redirected_at),
+            (Distance::X, vec![at("1b:00.1")])
+        );
+    }
+
+    #[test]
+    fn distance_without_numa_nodes_is_not_certain() {
+        let text = two_sockets(DIRECT).replace("NUMA node", "Node");
+        let (wire, sentence) = of(&text, "86:00.0", "1a:00.0");
+        assert_eq!(
+            (wire.distance, wire.is_distance_known),
+            (Distance::Node, false)
+        );
+        assert!(
+            sentence.ends_with("whose NUMA nodes are not shown"),
+            "{sentence}"
+        );
     }
 
     #[test]
@@ -274,7 +339,7 @@ mod tests {
         assert!(wire.is_direct());
         assert_eq!(
             sentence,
-            "stays below the switch at 0000:18:00.0; the completions of reads go up at 0000:19:08.0"
+            "stays below the switch at 0000:18:00.0; the completions of reads are redirected at 0000:19:08.0"
         );
     }
 

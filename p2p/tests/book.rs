@@ -30,6 +30,49 @@ fn book_shows_what_the_program_prints() {
     assert_eq!(shown, 2);
 }
 
+/// Returns the exit code and the error of the program with `arguments`.
+fn refused(arguments: &[&str]) -> (Option<i32>, String) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peerbar-p2p"));
+    let output = command
+        .args(arguments)
+        .current_dir(root)
+        .output()
+        .expect("the program starts");
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+#[test]
+fn mistakes_are_refused_with_the_way_out() {
+    let source = ["--from", "docs/src/lspci.txt"];
+    let with = |more: &[&str]| refused(&[&source[..], more].concat());
+    let (code, error) = with(&["gpu0", "nvme0"]);
+    assert_eq!(code, Some(2));
+    assert!(
+        error.contains("`nvme0` has no memory for peers")
+            && error.contains("did you mean `nvme0 gpu0`?"),
+        "{error}"
+    );
+    let (code, error) = with(&["nvme0", "gpu9"]);
+    assert!(
+        code == Some(2) && error.contains("no device `gpu9`"),
+        "{error}"
+    );
+    let (code, error) = with(&["--save", "docs/src/lspci.txt"]);
+    assert!(
+        code == Some(2) && error.contains("which --from reads"),
+        "{error}"
+    );
+    let (code, error) = refused(&["--from", "/dev/zero"]);
+    assert!(
+        code == Some(1) && error.contains("it has 64 MiB or more"),
+        "{error}"
+    );
+}
+
 #[test]
 fn saved_machine_cannot_steer_a_terminal() {
     let folder = tempfile::tempdir().unwrap();

@@ -157,6 +157,11 @@ impl PciTree {
         id
     }
 
+    /// Returns all host bridges.
+    pub fn host_bridges(&self) -> impl Iterator<Item = &HostBridge> {
+        self.host_bridges.iter()
+    }
+
     /// Makes the kernel look up the host bridges called `name` by `known_by`.
     pub fn set_known_by(&mut self, name: &str, known_by: Option<DeviceId>) {
         let of_name = |bridge: &&mut HostBridge| bridge.name == name;

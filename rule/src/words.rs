@@ -80,7 +80,10 @@ fn why_up(ascent: &Ascent, tree: &PciTree) -> String {
                 .iter()
                 .map(|redirect| format!("{} ({})", tree.function_name(redirect.at), redirect.bits));
             let ports: Vec<String> = ports.collect();
-            format!("ACS sends requests to peers up at {}", ports.join(" and "))
+            format!(
+                "ACS redirects requests to the root complex at {}",
+                ports.join(" and ")
+            )
         }
     }
 }
@@ -95,8 +98,8 @@ fn list_without(id: DeviceId) -> String {
 
 fn whether(permit: &Permit, tree: &PciTree) -> String {
     match permit {
-        Permit::Cpu(cpu) => {
-            format!("the root complex of this processor ({cpu}: Zen or later) is trusted")
+        Permit::Cpu(_) => {
+            "the root complex of this processor, an AMD Zen or later, is trusted".to_owned()
         }
         Permit::Listed(bridge) => format!(
             "host bridge {} is on the kernel's list",
