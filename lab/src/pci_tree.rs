@@ -54,7 +54,7 @@ impl Topology<'_> {
 
 fn function(id: &str, kind: &FunctionKind<'_>, iommu: KernelIommu) -> peerbar_rule::Function {
     let (kind, device) = match kind {
-        FunctionKind::RootPort(_) => (PortType::RootPort, ROOT_PORT),
+        FunctionKind::RootPort(_) | FunctionKind::AcsPort(_) => (PortType::RootPort, ROOT_PORT),
         FunctionKind::UpstreamPort => (PortType::UpstreamPort, UPSTREAM_PORT),
         FunctionKind::DownstreamPort(_) => (PortType::DownstreamPort, DOWNSTREAM_PORT),
         FunctionKind::Device(DeviceSpec::Nvme(_)) => (PortType::Endpoint, NVME),
@@ -90,6 +90,7 @@ pub fn platform(machine: &Machine, kernel: Release) -> Option<Platform> {
 #[cfg(test)]
 mod tests {
     use peerbar_rule::{MapType, decide};
+    use peerbar_switch::LinkMode;
 
     use super::*;
     use crate::iommu::Iommu;
@@ -175,6 +176,25 @@ mod tests {
             "gpu0",
         ];
         assert_eq!(way, expected);
+    }
+
+    #[test]
+    fn an_iommu_makes_switch_ports_with_acs_redirect() {
+        let mut demo = Scenario::demo().unwrap();
+        demo.switches[0].acs = true;
+        let outcome = |demo: &Scenario| {
+            let topology = Topology::of(demo);
+            let disk = topology.devices().next().unwrap();
+            (verdict(demo, "gpu0", "disk0"), topology.link(disk))
+        };
+        demo.machine.iommu = Iommu::None;
+        assert_eq!(outcome(&demo), (MapType::BusAddress, LinkMode::Route));
+        demo.machine.iommu = Iommu::IntelPassthrough;
+        let physical = MapType::ThroughHostBridgePhysical;
+        assert_eq!(outcome(&demo), (physical, LinkMode::Redirect));
+        // Which ports it applies to is not known before the boot.
+        demo.machine.kernel_parameters = "pci=disable_acs_redir=0000:02:00.0".to_owned();
+        assert_eq!(outcome(&demo).1, LinkMode::Route);
     }
 
     #[test]

@@ -252,6 +252,9 @@ pub(crate) fn functions(
         let device = match kind {
             FunctionKind::RootPort(slot) => port("pcie-root-port", slot),
             FunctionKind::DownstreamPort(slot) => port("xio3130-downstream", slot),
+            // None of QEMU's models of downstream ports has ACS. Linux looks at a port's ACS
+            // independently of the port's type.
+            FunctionKind::AcsPort(slot) => port("pcie-root-port", slot),
             FunctionKind::UpstreamPort => format!("x3130-upstream,id={id},bus={bus}"),
             FunctionKind::Device(DeviceSpec::Nvme(nvme)) if nvme.model == Model::Qemu => {
                 words.option("-blockdev", image(nvme, sockets));
@@ -676,6 +679,15 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         assert!(text.contains(bridge), "{text}");
         let disk = "pcie-root-port,id=root.disk1,bus=b0,chassis=3,slot=3\n-device\n{\"bus\":\"root.disk1\"";
         assert!(text.contains(disk), "{text}");
+    }
+
+    #[test]
+    fn switch_ports_with_acs_are_root_ports() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.switches[0].acs = true;
+        let text = arguments(&scenario, &[]);
+        let port = "\npcie-root-port,id=switch0.disk0,bus=switch0,chassis=2,slot=2\n";
+        assert!(text.contains(port), "{text}");
     }
 
     #[test]

@@ -176,6 +176,8 @@ pub struct Switch {
     pub name: String,
     /// Its place: never below another switch.
     pub attach: AttachPoint,
+    /// Set if its ports have Access Control Services.
+    pub acs: bool,
 }
 
 /// An NVMe controller.

@@ -99,8 +99,8 @@ fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) ->
     let socket = sockets.switch(switch).display().to_string();
     let mut words = vec!["--socket-path".to_owned(), socket];
     let below = topology.below(switch);
-    for device in below.filter(|device| device.link() != LinkMode::Route) {
-        let link = format!("{}={}", device.name(), device.link());
+    for device in below.filter(|device| topology.link(*device) != LinkMode::Route) {
+        let link = format!("{}={}", device.name(), topology.link(device));
         words.extend(["--link".to_owned(), link]);
     }
     for hole in pci_holes(topology.memory) {

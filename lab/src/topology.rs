@@ -3,7 +3,10 @@
 //! It is rendered as QEMU's arguments ([`crate::qemu`]), as the servers' arguments
 //! ([`crate::server_arguments`]) and as the tree for the kernel's rule ([`Topology::pci_tree`]).
 
+use peerbar_switch::LinkMode;
+
 use crate::guest_access::GuestAccess;
+use crate::kernel_iommu::{KernelIommu, acs_options};
 use crate::scenario::{AttachPoint, DeviceSpec, RdmaNetwork, Scenario, Share, first_buses};
 
 /// The machine's own host bridge, by QEMU's name of its bus.
@@ -27,6 +30,8 @@ pub struct Topology<'a> {
     pub access: Option<&'a GuestAccess>,
     /// Folders of the host that the guest mounts; each takes a 9p export.
     pub shares: &'a [Share],
+    /// Set if the guest's kernel makes all ports with Access Control Services redirect.
+    acs_redirects: bool,
 }
 
 /// A host bridge.
@@ -58,6 +63,8 @@ pub enum FunctionKind<'a> {
     UpstreamPort,
     /// A switch's port towards a device; its slot's number is used by no other port.
     DownstreamPort(u32),
+    /// Such a port with Access Control Services.
+    AcsPort(u32),
     /// A device of the scenario.
     Device(DeviceSpec<'a>),
 }
@@ -84,27 +91,38 @@ impl<'a> Topology<'a> {
             fabric: scenario.fabric.as_ref(),
             access: scenario.access.as_ref(),
             shares: &scenario.shares,
+            acs_redirects: KernelIommu::of(&scenario.machine).enables_acs
+                && acs_options(&scenario.machine).is_empty(),
         };
         let mut slots = 1..;
         for switch in &scenario.switches {
-            let bus = topology.add_port(&switch.name, &switch.attach, slots.next());
+            let bus = topology.add_port(scenario, &switch.name, &switch.attach, slots.next());
             topology.add(switch.name.clone(), bus, FunctionKind::UpstreamPort);
         }
         for device in scenario.devices() {
-            let bus = topology.add_port(device.name(), device.attach(), slots.next());
+            let bus = topology.add_port(scenario, device.name(), device.attach(), slots.next());
             topology.add(device.name().to_owned(), bus, FunctionKind::Device(device));
         }
         topology
     }
 
     /// Adds the port above `below`, and returns its identifier. A dot keeps it apart from all names of a scenario.
-    fn add_port(&mut self, below: &str, attach: &AttachPoint, slot: Option<u32>) -> String {
+    fn add_port(
+        &mut self,
+        scenario: &Scenario,
+        below: &str,
+        attach: &AttachPoint,
+        slot: Option<u32>,
+    ) -> String {
         let slot = slot.unwrap_or_default();
         let (id, bus, kind) = match attach {
             AttachPoint::Switch(switch) => (
                 port_id(switch, below),
                 switch.as_str(),
-                FunctionKind::DownstreamPort(slot),
+                match scenario.has_acs(switch) {
+                    true => FunctionKind::AcsPort(slot),
+                    false => FunctionKind::DownstreamPort(slot),
+                },
             ),
             AttachPoint::HostBridge(bridge) => (
                 format!("root.{below}"),
@@ -149,6 +167,21 @@ impl<'a> Topology<'a> {
     pub fn below(&self, switch: &str) -> impl Iterator<Item = DeviceSpec<'a>> {
         self.devices()
             .filter(move |device| device.attach().switch() == Some(switch))
+    }
+
+    /// Returns how the switch port of `device` handles its requests to peers: by its `link`, or as
+    /// the guest's kernel sets the port's Access Control Services.
+    pub fn link(&self, device: DeviceSpec<'_>) -> LinkMode {
+        let is_port = |function: &Function<'_>| {
+            let switch = device.attach().switch();
+            switch.is_some_and(|switch| function.id == port_id(switch, device.name()))
+        };
+        let port = self.functions.iter().find(|function| is_port(function));
+        let has_acs = port.is_some_and(|port| matches!(port.kind, FunctionKind::AcsPort(_)));
+        match device.link() {
+            LinkMode::Route if has_acs && self.acs_redirects => LinkMode::Redirect,
+            link => link,
+        }
     }
 
     /// Size of the prefetchable BARs of all devices in bytes.

@@ -107,11 +107,18 @@ impl Scenario {
         nvmes.chain(gpus).chain(nics)
     }
 
+    /// Returns `true` if the ports of this switch have Access Control Services.
+    pub(crate) fn has_acs(&self, switch: &str) -> bool {
+        let mut switches = self.switches.iter();
+        switches.any(|known| known.name == switch && known.acs)
+    }
+
     /// Returns `true` if all devices are below one switch, which routes between them.
     pub fn is_one_switch(&self) -> bool {
         let first = self.devices().next();
         first
             .and_then(|device| device.attach().switch())
+            .filter(|switch| !self.has_acs(switch))
             .is_some_and(|switch| {
                 self.devices().all(|device| {
                     device.attach().switch() == Some(switch) && device.link() == LinkMode::Route

@@ -121,6 +121,8 @@ pub(super) struct HostBridgeTable {
 pub(super) struct SwitchTable {
     pub(super) name: Spanned<String>,
     pub(super) below: Option<Spanned<String>>,
+    #[serde(default)]
+    pub(super) acs: bool,
 }
 
 /// An NVMe controller, served by a separate process. Its [`Settings`] are further keys.

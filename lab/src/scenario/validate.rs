@@ -310,6 +310,7 @@ fn switches(
         Ok(Switch {
             name: table.name.into_inner(),
             attach: attach_points.of_switch(table.below)?,
+            acs: table.acs,
         })
     });
     switches.collect()

@@ -32,7 +32,7 @@ pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> 
     let trials = [
         without_redirection(case, now).map(|(tree, change)| (tree, here, change)),
         other_cpu(case, here),
-        Some(elsewhere(one_switch(&case.scenario, pair))),
+        one_switch(&case.scenario, pair).map(elsewhere),
     ];
     let tried = trials
         .into_iter()
@@ -84,7 +84,8 @@ fn other_cpu(case: &Case, platform: Platform) -> Option<(PciTree, Platform, Stri
 }
 
 /// Puts both below one switch: the one that one of them is below, or the first, or a new one.
-fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
+/// Returns `None` if both are there.
+fn one_switch(scenario: &Scenario, pair: &Pair) -> Option<(Scenario, String)> {
     let of_pair = |device: &DeviceSpec<'_>| pair.has(device.name());
     let attach_points = scenario.devices().filter(of_pair).map(DeviceSpec::attach);
     let above = attach_points.filter_map(AttachPoint::switch).next();
@@ -98,6 +99,9 @@ fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
         .filter(|device| of_pair(device) && *device.attach() != below)
         .map(|device| format!("[[{}]] {}", device.kind(), device.name()));
     let moved: Vec<String> = moved.collect();
+    if moved.is_empty() {
+        return None;
+    }
     let mut change = format!("in {}: below = \"{name}\"", moved.join(" and "));
     let mut scenario = scenario.clone();
     if known.is_none() {
@@ -105,10 +109,11 @@ fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
         scenario.switches.push(Switch {
             name: name.to_owned(),
             attach: AttachPoint::Root,
+            acs: false,
         });
     }
     move_pair(&mut scenario, pair, &below);
-    (scenario, change)
+    Some((scenario, change))
 }
 
 fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &AttachPoint) {
