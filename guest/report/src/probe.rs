@@ -23,6 +23,75 @@ pub struct Probed {
     pub fault: Option<String>,
 }
 
+/// An outcome that the kernel's decision leads to, if all else works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProbeOutcome {
+    /// All data went directly between the two devices.
+    Peer,
+    /// All data went through the root complex.
+    HostBridge,
+    /// The kernel refused the mapping, and the client did nothing.
+    Refused,
+}
+
+/// Numbers of the errors with which the kernel rejects a mapping (Linux,
+/// include/uapi/asm-generic/errno.h). The driver and the release decide between them.
+const EINVAL: i32 = 22;
+const EREMOTEIO: i32 = 121;
+
+impl Probed {
+    /// Returns the outcome of a probe that has moved `bytes`, or `None` if it is another one or was
+    /// not recorded.
+    pub fn outcome(&self, bytes: u64) -> Option<ProbeOutcome> {
+        let both = [&self.written, &self.read];
+        let record = self.record.as_ref();
+        if both.iter().all(|transfer| transfer.is_refusal()) {
+            return record
+                .is_none_or(Record::is_untouched)
+                .then_some(ProbeOutcome::Refused);
+        }
+        if both.iter().any(|transfer| **transfer != Transfer::Right) {
+            return None;
+        }
+        match record?.only_route(bytes)? {
+            Route::Peer => Some(ProbeOutcome::Peer),
+            Route::Upstream => Some(ProbeOutcome::HostBridge),
+            _ => None,
+        }
+    }
+}
+
+impl Transfer {
+    /// Returns `true` if the kernel rejected the mapping.
+    fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Failed {
+                errno: Some(EINVAL | EREMOTEIO),
+                ..
+            }
+        )
+    }
+}
+
+impl Record {
+    /// Returns `true` if the device did nothing.
+    fn is_untouched(&self) -> bool {
+        self.failures == 0 && self.routes.values().all(|moved| *moved == 0)
+    }
+
+    /// Returns the one route that has carried all of `bytes`. A device with both ends in its memory
+    /// moves twice as much.
+    pub fn only_route(&self, bytes: u64) -> Option<Route> {
+        let mut taken = self.routes.iter().filter(|(_, moved)| **moved > 0);
+        match (taken.next(), taken.next()) {
+            (Some((route, moved)), None) if *moved >= bytes && self.failures == 0 => Some(*route),
+            _ => None,
+        }
+    }
+}
+
 /// The end of one transfer, as a program sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -52,4 +121,49 @@ pub struct Record {
     pub routes: BTreeMap<Route, u64>,
     /// DMA requests that failed.
     pub failures: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(transfer: &Transfer, routes: &[(Route, u64)]) -> Option<ProbeOutcome> {
+        let record = Record {
+            routes: routes.iter().copied().collect(),
+            failures: 0,
+        };
+        let probed = Probed {
+            written: transfer.clone(),
+            read: transfer.clone(),
+            record: Some(record),
+            faults: 0,
+            fault: None,
+        };
+        probed.outcome(8192)
+    }
+
+    #[test]
+    fn route_of_all_data_is_the_outcome() {
+        let right = |routes| outcome(&Transfer::Right, routes);
+        assert_eq!(right(&[(Route::Peer, 8192)]), Some(ProbeOutcome::Peer));
+        assert_eq!(
+            right(&[(Route::Upstream, 8192)]),
+            Some(ProbeOutcome::HostBridge)
+        );
+        assert_eq!(right(&[(Route::Peer, 4096)]), None);
+        assert_eq!(right(&[(Route::Peer, 8192), (Route::Upstream, 1)]), None);
+    }
+
+    #[test]
+    fn refusal_is_the_kernels_error_without_dma() {
+        let failed = |errno| Transfer::Failed {
+            errno: Some(errno),
+            message: String::new(),
+        };
+        let refused = Some(ProbeOutcome::Refused);
+        assert_eq!(outcome(&failed(22), &[]), refused);
+        assert_eq!(outcome(&failed(121), &[(Route::Peer, 0)]), refused);
+        assert_eq!(outcome(&failed(5), &[]), None);
+        assert_eq!(outcome(&failed(22), &[(Route::Peer, 512)]), None);
+    }
 }

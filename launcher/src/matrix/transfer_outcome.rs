@@ -1,14 +1,8 @@
 //! The outcome of a transfer: by the kernel's rule, and as observed.
 
-use peerbar_report::{Probed, Record, Route, Transfer};
+use peerbar_report::{ProbeOutcome, Probed, Route, Transfer};
 use peerbar_results::TransferOutcome;
 use peerbar_rule::{Decision, MapType, Reason};
-
-/// Numbers of the errors with which the kernel rejects a mapping (Linux,
-/// include/uapi/asm-generic/errno.h). The driver and the release decide between them
-/// ([`peerbar_rule::Release::refusal_of_nvme`]).
-const EINVAL: i32 = 22;
-const EREMOTEIO: i32 = 121;
 
 /// Returns the outcome by the kernel's rule.
 pub(super) fn ruled(decision: &Decision) -> TransferOutcome {
@@ -31,53 +25,33 @@ pub(super) fn seen(probed: &Probed, bytes: u64) -> TransferOutcome {
     {
         return TransferOutcome::Wrong;
     }
-    if both.iter().all(|transfer| **transfer == Transfer::Right) {
-        return probed
-            .record
-            .as_ref()
-            .map_or(TransferOutcome::Unrecorded, |record| {
-                recorded(record, bytes)
-            });
+    match probed.outcome(bytes) {
+        Some(ProbeOutcome::Peer) => return TransferOutcome::Peer,
+        Some(ProbeOutcome::HostBridge) => return TransferOutcome::HostBridge,
+        Some(ProbeOutcome::Refused) => return TransferOutcome::Refused,
+        None => {}
     }
-    let untouched = probed.record.as_ref().is_none_or(is_untouched);
-    if both.iter().all(|transfer| is_refusal(transfer)) && untouched {
-        return TransferOutcome::Refused;
+    if both.iter().any(|transfer| **transfer != Transfer::Right) {
+        return TransferOutcome::Failed;
     }
-    TransferOutcome::Failed
-}
-
-/// Returns the way by the record: one route that has carried all of the data. A device with both
-/// ends in its memory moves twice as much.
-fn recorded(record: &Record, bytes: u64) -> TransferOutcome {
-    let mut taken = record.routes.iter().filter(|(_, moved)| **moved > 0);
-    match (taken.next(), taken.next()) {
-        (Some((route, moved)), None) if *moved >= bytes && record.failures == 0 => match route {
-            Route::OwnBar => TransferOutcome::OwnMemory,
-            Route::Peer => TransferOutcome::Peer,
-            Route::Upstream => TransferOutcome::HostBridge,
-            _ => TransferOutcome::Mixed,
-        },
+    let Some(record) = &probed.record else {
+        return TransferOutcome::Unrecorded;
+    };
+    match record.only_route(bytes) {
+        Some(Route::OwnBar) => TransferOutcome::OwnMemory,
         _ => TransferOutcome::Mixed,
     }
 }
 
-fn is_untouched(record: &Record) -> bool {
-    record.failures == 0 && record.routes.values().all(|moved| *moved == 0)
-}
-
-fn is_refusal(transfer: &Transfer) -> bool {
-    matches!(
-        transfer,
-        Transfer::Failed {
-            errno: Some(EINVAL | EREMOTEIO),
-            ..
-        }
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use peerbar_report::Record;
+
     use super::*;
+
+    /// Numbers of the errors with which kernels reject a mapping.
+    const EINVAL: i32 = 22;
+    const EREMOTEIO: i32 = 121;
 
     fn probed(outcome: Transfer, routes: &[(Route, u64)], failures: u64) -> Probed {
         Probed {

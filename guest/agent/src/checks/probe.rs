@@ -9,7 +9,9 @@ mod by_verbs;
 mod user_driven;
 
 use super::{CheckOutcome, Run};
-use peerbar_report::{Measure, Probe, ProbeDriver, Probed, Transfer, VfioBackend, size_range};
+use peerbar_report::{
+    Measure, Probe, ProbeDriver, ProbeOutcome, Probed, Transfer, VfioBackend, size_range,
+};
 use std::fs::File;
 use std::io;
 
@@ -61,18 +63,23 @@ impl Run for Probe {
             .into_iter()
             .filter(|&transfer| *transfer == Transfer::Right);
         measure.bytes = LENGTH.saturating_mul(right.count() as u64);
-        measure.probe = Some(Probed {
+        let probed = Probed {
             written,
             read,
             record: watch.traffic().ok().map(|traffic| traffic.record(number)),
             faults: 0,
             fault: None,
-        });
+        };
+        let unexpected = self
+            .expect
+            .and_then(|expected| unlike(&probed, measure.bytes, expected));
+        measure.probe = Some(probed);
         ensure!(
             wrong.is_none(),
             "the transfer ended with success, but {}",
             wrong.unwrap_or_default()
         );
+        ensure!(unexpected.is_none(), "{}", unexpected.unwrap_or_default());
         Ok(CheckOutcome::Passed)
     }
 
@@ -83,6 +90,36 @@ impl Run for Probe {
     fn has_own_addresses(&self) -> bool {
         self.by == ProbeDriver::Vfio
     }
+}
+
+/// Returns the difference between a probe that has moved `bytes` and the expected outcome.
+fn unlike(probed: &Probed, bytes: u64, expected: ProbeOutcome) -> Option<String> {
+    if probed.outcome(bytes) == Some(expected) {
+        return None;
+    }
+    let routes = probed.record.iter().flat_map(|record| &record.routes);
+    let routes = routes.filter(|(_, bytes)| **bytes > 0);
+    let routes: Vec<String> = routes
+        .map(|(route, bytes)| format!("{bytes} bytes {}", route.word()))
+        .collect();
+    let went = match routes.as_slice() {
+        [] => "nothing was transferred".to_owned(),
+        routes => format!("the client transferred {}", routes.join(" and ")),
+    };
+    let errors = [&probed.written, &probed.read];
+    let error = errors.into_iter().find_map(|transfer| match transfer {
+        Transfer::Failed { message, .. } => Some(format!(": {message}")),
+        Transfer::Right | Transfer::Wrong { .. } => None,
+    });
+    let expected = match expected {
+        ProbeOutcome::Peer => "a direct transfer",
+        ProbeOutcome::HostBridge => "a transfer through the root complex",
+        ProbeOutcome::Refused => "a refusal by the kernel",
+    };
+    Some(format!(
+        "expected {expected}, but {went}{}",
+        error.unwrap_or_default()
+    ))
 }
 
 /// Returns the outcome of both directions, through `pair` or the error in its place.

@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check, rdma};
+use crate::ProbeOutcome;
 
 check! {
     /// Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome.
-    /// Only success with wrong data fails.
+    /// Success with wrong data fails, and any outcome except the one that `expect` names.
     "probe": "{client} to the memory of {provider}{by}"
     pub struct Probe {
         /// Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`: the device with the memory.
@@ -23,6 +24,11 @@ check! {
         #[default = "`\"kernel\"`"]
         #[serde(default)]
         pub by: ProbeDriver,
+        /// The only outcome that passes: `"peer"`, directly between the two; `"host-bridge"`,
+        /// through the root complex; `"refused"` by the kernel.
+        #[default = "any outcome without wrong data"]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub expect: Option<ProbeOutcome>,
     }
 }
 
@@ -81,6 +87,7 @@ impl CheckKind for Probe {
             provider,
             client,
             by,
+            expect: keys.optional("expect")?.map(Spanned::into_inner),
             seconds: keys.seconds,
         })
     }
