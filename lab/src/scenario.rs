@@ -34,6 +34,7 @@ mod sanitize;
 mod settings;
 mod share;
 mod together;
+mod twin;
 mod user_drivers;
 mod validate;
 
@@ -69,6 +70,7 @@ pub use program::HostProgram;
 pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
 pub use share::Share;
+pub use twin::{MachineVerdict, ProviderVerdicts, Twin};
 
 use check::Endpoints;
 
@@ -130,6 +132,8 @@ pub struct Scenario {
     pub live: bool,
     /// Access of the host that lets it start programs in the guest; see [`Scenario::give_access`].
     pub access: Option<GuestAccess>,
+    /// The real machine that it imitates, if it is a twin.
+    pub twin: Option<Twin>,
     /// The checks, in order.
     pub checks: Vec<Check>,
     /// Set if it has the programs for an end of an RDMA check across guests: see [`GuestGroup`].

@@ -186,16 +186,10 @@ pub(crate) enum Command {
     /// List and prune the cache of QEMU, kernels and images.
     #[command(subcommand, before_help = "Example: peerbar cache list")]
     Cache(CacheCommand),
-    /// Write a scenario to start with, which has every key with a comment.
+    /// Write a scenario to start with, which has every key with a comment, or the twin of a real
+    /// machine.
     #[command(before_help = "Example: peerbar init my.toml")]
-    Init {
-        /// File to write.
-        #[arg(default_value = "scenario.toml")]
-        file: PathBuf,
-        /// Overwrite an existing file.
-        #[arg(long)]
-        force: bool,
-    },
+    Init(Init),
     /// Print the completion script for a shell.
     #[command(
         before_help = "Example: peerbar completions bash > ~/.local/share/bash-completion/completions/peerbar"
@@ -400,6 +394,24 @@ pub(crate) struct List {
 fn workers() -> RangedI64ValueParser<u8> {
     let (least, most) = (*WORKERS.start(), *WORKERS.end());
     RangedI64ValueParser::new().range(i64::from(least)..=i64::from(most))
+}
+
+/// The scenario to write.
+#[derive(Args)]
+pub(crate) struct Init {
+    /// File to write [default: scenario.toml, or twin.toml with --like].
+    pub(crate) file: Option<PathBuf>,
+    /// Overwrite an existing file.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Imitate a real machine: the one of a file that `peerbar p2p --from` takes, or `here` for this
+    /// one. A check for each pair of devices makes the guest's kernel decide as on the machine.
+    #[arg(long, value_name = "FILE|here")]
+    pub(crate) like: Option<PathBuf>,
+    /// Imitate only these devices, by the names or addresses of `peerbar p2p`, with commas between
+    /// them.
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', requires = "like")]
+    pub(crate) only: Vec<String>,
 }
 
 /// Explain the route of peer-to-peer DMA. Ends with exit code 1 if the guest's kernel did not

@@ -11,6 +11,7 @@ pub(crate) mod observed_guest;
 mod pairs;
 pub(crate) mod recorded;
 mod text;
+mod twin;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -87,7 +88,12 @@ fn explain_run(folder: &Path, options: &cli::Explain) -> Result<bool, Failure> {
 fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
     let (occasion, pairs) = asked(case, options)?;
     let explanations = explained(case, &pairs)?;
-    print(&shown(&occasion, &explanations, options.json)?)?;
+    let twin = case.scenario.twin.as_ref();
+    let text = match twin.filter(|_| options.provider.is_none() && !options.json) {
+        Some(twin) if occasion.is_empty() => twin::table(twin, &explanations),
+        _ => shown(&occasion, &explanations, options.json)?,
+    };
+    print(&text)?;
     Ok(explanations.iter().any(Explanation::disagrees))
 }
 

@@ -11,8 +11,33 @@ use peerbar_lab::scenario::Scenario;
 use peerbar_lab::shell_word::quoted;
 use peerbar_lab::terminal::print;
 
-/// Writes the template as `file`, which must not be there unless `force` is given.
-pub(crate) fn init(file: &Path, force: bool) -> Result<ExitCode, Failure> {
+use crate::{cli, twin};
+
+/// The machine on which the command runs, for `--like`.
+const HERE: &str = "here";
+
+/// Writes the template, or the twin of a machine. The file must not be there unless `--force` is
+/// given.
+pub(crate) fn init(options: &cli::Init) -> Result<ExitCode, Failure> {
+    let (text, default) = match &options.like {
+        None => (Scenario::TEMPLATE.to_owned(), "scenario.toml"),
+        Some(source) => (twin(source, &options.only)?, "twin.toml"),
+    };
+    write(
+        options.file.as_deref().unwrap_or(Path::new(default)),
+        options.force,
+        &text,
+    )
+}
+
+/// Returns the scenario that imitates the machine of `source`.
+fn twin(source: &Path, only: &[String]) -> Result<String, Failure> {
+    let file = (source != Path::new(HERE)).then_some(source);
+    let machine = peerbar_p2p::cli::machine(file).map_err(Failure::Usage)?;
+    twin::scenario(&machine, &source.to_string_lossy(), only).map_err(Failure::Usage)
+}
+
+fn write(file: &Path, force: bool, text: &str) -> Result<ExitCode, Failure> {
     let shown = file.display();
     let mut options = OpenOptions::new();
     options
@@ -29,7 +54,7 @@ pub(crate) fn init(file: &Path, force: bool) -> Result<ExitCode, Failure> {
         )),
         _ => Failure::Usage(anyhow!(error).context(format!("cannot write {shown}"))),
     })?;
-    let written = opened.write_all(Scenario::TEMPLATE.as_bytes());
+    let written = opened.write_all(text.as_bytes());
     if written.is_err() && !force {
         // The file is new, and half a scenario would be in the way of the next attempt.
         drop(fs::remove_file(file));

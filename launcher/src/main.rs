@@ -41,6 +41,7 @@ mod series;
 mod ssh;
 mod table;
 mod trace;
+mod twin;
 
 use std::process::ExitCode;
 
@@ -75,7 +76,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::doctor(&options),
         Command::Fetch(options) => fetch::fetch(&options),
         Command::Cache(command) => cache::cache(&command),
-        Command::Init { file, force } => init::init(&file, force),
+        Command::Init(options) => init::init(&options),
         Command::Completions { shell } => help::completions(shell),
         Command::Man { folder } => help::man(&folder),
         Command::DieWithParent {

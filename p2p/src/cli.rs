@@ -114,7 +114,12 @@ fn write(file: &Path, text: &str) -> Result<()> {
     fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn machine(from: Option<&Path>) -> Result<Machine> {
+/// Reads the machine from the file `from`, from the input if that is `-`, or this machine.
+///
+/// # Errors
+///
+/// The source cannot be read, or shows no machine.
+pub fn machine(from: Option<&Path>) -> Result<Machine> {
     let Some(file) = from else {
         return Ok(Machine::here()?);
     };

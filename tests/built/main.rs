@@ -23,6 +23,7 @@ mod persistent_memory;
 mod report;
 mod several_guests;
 mod timeline;
+mod twin;
 mod your_program;
 
 use std::path::{Path, PathBuf};

@@ -13,6 +13,7 @@ use super::Model;
 use super::error::Problem;
 use super::sanitize::{self, Sanitize};
 use super::settings::Settings;
+use super::twin::Twin;
 use crate::firmware::Firmware;
 use crate::iommu::Iommu;
 use crate::size::Size;
@@ -54,6 +55,7 @@ pub(super) struct File {
     pub(super) module: Vec<Spanned<ModuleTable>>,
     #[serde(default)]
     pub(super) share: Vec<ShareTable>,
+    pub(super) twin: Option<Twin>,
     /// Read by [`peerbar_report::CheckTable`], which keeps the span of each value.
     #[serde(default)]
     pub(super) check: Vec<IgnoredAny>,

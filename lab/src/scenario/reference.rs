@@ -4,12 +4,12 @@ use std::fs;
 
 use serde::Deserialize;
 
-use super::Scenario;
 use super::file::{
     FabricTable, File, GpuTable, GuestTable, HostBridgeTable, MachineTable, ModuleTable,
     NamespaceTable, NicTable, NvmeTable, ShareTable, SwitchTable,
 };
 use super::settings::fields;
+use super::{Scenario, Twin};
 
 const BOOK: &str = include_str!("../../../docs/src/scenario.md");
 
@@ -54,6 +54,7 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("## [[guest]]"), keys::<GuestTable>());
     assert_eq!(documented("## [[module]]"), keys::<ModuleTable>());
     assert_eq!(documented("## [[share]]"), keys::<ShareTable>());
+    assert_eq!(documented("## [twin]"), keys::<Twin>());
 }
 
 /// Returns the template with every key that is off turned on.
@@ -115,6 +116,7 @@ fn template_has_every_key_of_every_table() {
     assert_eq!(in_template("[fabric]"), sorted(keys::<FabricTable>()));
     assert_eq!(in_template("[[module]]"), sorted(keys::<ModuleTable>()));
     assert_eq!(in_template("[[share]]"), sorted(keys::<ShareTable>()));
+    assert_eq!(in_template("[twin]"), sorted(keys::<Twin>()));
     for key in keys::<NamespaceTable>() {
         assert!(
             text.contains(&format!("{key} = \"64M\"")) || text.contains(&format!("{{ {key} = ")),

@@ -50,6 +50,7 @@ pub(super) fn scenario(
     let hardware = Hardware::read(&mut file, folder)?;
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let udev = file.udev;
+    let twin = file.twin.take();
     let mut software = Software::read(file, checks, &hardware, timeout, folder)?;
     let (mut machine, devices) = (hardware.machine, hardware.devices);
     machine.add_modules(&mut software.modules);
@@ -78,6 +79,7 @@ pub(super) fn scenario(
         interactive,
         live: false,
         access: None,
+        twin,
         checks: software.checks,
         programs: software.programs,
         labels: software.labels,

@@ -12,7 +12,7 @@ use super::case::Case;
 use super::pairs::Pair;
 use peerbar_lab::kernel_iommu::acs_options;
 use peerbar_lab::results::{CheckResult, CheckStatus};
-use peerbar_lab::scenario::DeviceSpec;
+use peerbar_lab::scenario::{DeviceSpec, MachineVerdict};
 
 /// The reason why a client's DMA reaches a provider's memory, or why it does not.
 #[derive(Debug, Serialize)]
@@ -25,6 +25,9 @@ pub(crate) struct Explanation {
     pub rule: Ruling,
     /// Decision of the kernel, or `None` without a run.
     pub kernel: Option<KernelDecision>,
+    /// Verdict on the pair of the real machine whose twin the scenario is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineDecision>,
     /// Records of the devices from the run's checks of this pair.
     pub checks: Vec<Seen>,
     /// Other facts that matter for this pair.
@@ -84,6 +87,17 @@ pub(crate) struct KernelDecision {
     pub messages: Vec<String>,
 }
 
+/// The verdict on a pair of the real machine.
+#[derive(Debug, Serialize)]
+pub(crate) struct MachineDecision {
+    /// The verdict.
+    pub verdict: MachineVerdict,
+    /// Set if the rule's verdict on the scenario is the same.
+    pub agrees: bool,
+    /// The source that the machine was read from.
+    pub of: String,
+}
+
 /// The devices' counters for a pair during a check. A device counts its accesses to other devices'
 /// memory, but not by device.
 #[derive(Debug, Serialize)]
@@ -113,6 +127,7 @@ impl Explanation {
             provider: pair.provider.clone(),
             client: pair.client.clone(),
             kernel: KernelDecision::of(case, pair, decision.verdict),
+            machine: MachineDecision::of(case, pair, decision.verdict),
             checks: seen(case, pair),
             notes: notes(case, pair, &decision)
                 .into_iter()
@@ -254,6 +269,18 @@ fn unknown_acs(case: &Case, decision: &Decision) -> Option<String> {
             options.join(" and ")
         )
     })
+}
+
+impl MachineDecision {
+    fn of(case: &Case, pair: &Pair, rule: MapType) -> Option<Self> {
+        let twin = case.scenario.twin.as_ref()?;
+        let verdict = twin.verdict(&pair.provider, &pair.client)?;
+        Some(Self {
+            verdict,
+            agrees: verdict == rule.into(),
+            of: twin.of.clone(),
+        })
+    }
 }
 
 impl KernelDecision {

@@ -1,6 +1,6 @@
 //! An explanation for people.
 
-use super::explanation::{Explanation, KernelDecision, PathHop, Seen};
+use super::explanation::{Explanation, KernelDecision, MachineDecision, PathHop, Seen};
 use peerbar_lab::count::counted;
 use peerbar_lab::size::human;
 
@@ -21,6 +21,14 @@ pub(crate) fn text(explanation: &Explanation) -> String {
         block("rule", &[format!("{} (Linux {})", rule.why, rule.release)]),
         block("path", &path(&rule.path)),
         block("kernel", &kernel.map(chosen).unwrap_or_default()),
+        block(
+            "machine",
+            &explanation
+                .machine
+                .iter()
+                .map(on_machine)
+                .collect::<Vec<_>>(),
+        ),
         block(
             "devices",
             &explanation.checks.iter().map(seen).collect::<Vec<_>>(),
@@ -78,6 +86,14 @@ fn chosen(kernel: &KernelDecision) -> Vec<String> {
         .iter()
         .map(|message| format!("said: {message}"));
     [choice].into_iter().chain(said).collect()
+}
+
+fn on_machine(machine: &MachineDecision) -> String {
+    let MachineDecision { verdict, of, .. } = machine;
+    match machine.agrees {
+        true => format!("{of}: {verdict}, as here"),
+        false => format!("DIFFERS: {verdict} on the machine of {of}"),
+    }
 }
 
 fn seen(check: &Seen) -> String {

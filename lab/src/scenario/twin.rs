@@ -1,0 +1,106 @@
+//! The real machine that a scenario imitates, and that machine's verdicts on pairs of devices.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use peerbar_rule::MapType;
+use serde::{Deserialize, Serialize};
+
+/// What is known of the real machine. Devices have their names in the scenario. Names without a
+/// device are ignored, so that devices can be removed from the scenario.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Twin {
+    /// The source that the machine was read from.
+    pub of: String,
+    /// The verdicts, by the name of the device with the memory.
+    #[serde(default)]
+    pub verdicts: BTreeMap<String, ProviderVerdicts>,
+    /// Differences between the machine and the scenario, as sentences.
+    #[serde(default)]
+    pub differences: Vec<String>,
+}
+
+/// Names of the devices that issue the DMA, by the kernel's verdict.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct ProviderVerdicts {
+    /// Direct, by bus address.
+    pub bus_address: Vec<String>,
+    /// Through the host bridge.
+    pub through_host_bridge: Vec<String>,
+    /// Refused.
+    pub not_supported: Vec<String>,
+}
+
+/// The kernel's verdict on a pair of the real machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MachineVerdict {
+    /// Direct, by bus address.
+    BusAddress,
+    /// Through the host bridge.
+    ThroughHostBridge,
+    /// Refused.
+    NotSupported,
+}
+
+impl Twin {
+    /// Returns the machine's verdict on DMA of `client` to memory of `provider`.
+    pub fn verdict(&self, provider: &str, client: &str) -> Option<MachineVerdict> {
+        let verdicts = self.verdicts.get(provider)?;
+        let all = [
+            (&verdicts.bus_address, MachineVerdict::BusAddress),
+            (
+                &verdicts.through_host_bridge,
+                MachineVerdict::ThroughHostBridge,
+            ),
+            (&verdicts.not_supported, MachineVerdict::NotSupported),
+        ];
+        let found = all
+            .into_iter()
+            .find(|(clients, _)| clients.iter().any(|name| name == client));
+        found.map(|(_, verdict)| verdict)
+    }
+}
+
+impl From<MapType> for MachineVerdict {
+    fn from(map_type: MapType) -> Self {
+        match map_type {
+            MapType::BusAddress => Self::BusAddress,
+            MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => {
+                Self::ThroughHostBridge
+            }
+            MapType::NotSupported => Self::NotSupported,
+        }
+    }
+}
+
+impl fmt::Display for MachineVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::BusAddress => "bus address",
+            Self::ThroughHostBridge => "through host bridge",
+            Self::NotSupported => "not supported",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::Scenario;
+    use super::*;
+
+    #[test]
+    fn verdicts_are_found_by_provider_and_client() {
+        let text = "name = \"x\"\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"1M\" }]\n[twin]\nof = \"x\"\n\
+                    verdicts.g0 = { bus-address = [\"d0\"], not-supported = [\"d1\", \"gone\"] }\n";
+        let scenario = Scenario::parse_interactive(Path::new("x.toml"), text).unwrap();
+        let twin = scenario.twin.unwrap();
+        assert_eq!(twin.verdict("g0", "d0"), Some(MachineVerdict::BusAddress));
+        assert_eq!(twin.verdict("g0", "d1"), Some(MachineVerdict::NotSupported));
+        assert_eq!(twin.verdict("d0", "g0"), None);
+    }
+}

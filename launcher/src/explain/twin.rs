@@ -1,0 +1,185 @@
+//! The verdicts of a real machine, of the rule and of the guest's kernel in the machine's twin, side
+//! by side.
+
+use std::collections::BTreeMap;
+
+use peerbar_lab::scenario::{MachineVerdict, Twin};
+
+use super::explanation::Explanation;
+
+/// The verdicts of machine and rule, and the kernel's if it is not the rule's.
+type Verdicts = (MachineVerdict, MachineVerdict, Option<String>);
+
+/// Pairs with the same verdicts.
+#[derive(Default)]
+struct Group<'a> {
+    /// The clients of each provider.
+    clients: BTreeMap<&'a str, Vec<&'a str>>,
+    /// Number of pairs on which the guest's kernel has decided.
+    decided: usize,
+}
+
+/// Width of a column: that of the longest verdict.
+const COLUMN: usize = 20;
+
+/// Returns the verdicts on all pairs of `twin`, and its differences from the machine.
+pub(super) fn table(twin: &Twin, explanations: &[Explanation]) -> String {
+    let mut groups: BTreeMap<Verdicts, Group<'_>> = BTreeMap::new();
+    let mut clients: BTreeMap<&str, usize> = BTreeMap::new();
+    for explanation in explanations {
+        let Some(machine) = &explanation.machine else {
+            continue;
+        };
+        let verdicts = (
+            machine.verdict,
+            explanation.rule.verdict.into(),
+            other_choice(explanation),
+        );
+        let group = groups.entry(verdicts).or_default();
+        let of_provider = group.clients.entry(&explanation.provider).or_default();
+        of_provider.push(&explanation.client);
+        let kernel = explanation.kernel.as_ref();
+        group.decided += usize::from(kernel.is_some_and(|kernel| kernel.map_type.is_some()));
+        *clients.entry(&explanation.provider).or_default() += 1;
+    }
+    let mut text = format!(
+        "the twin of {}:\n  {:COLUMN$}{:COLUMN$}{:COLUMN$}pairs\n",
+        twin.of, "machine", "rule", "kernel"
+    );
+    for (verdicts, group) in &groups {
+        text += &group.row(verdicts);
+        text += &group.pairs(&clients);
+    }
+    for difference in &twin.differences {
+        text += &format!("  unlike the machine: {difference}\n");
+    }
+    text + "`peerbar explain PROVIDER CLIENT` explains a pair.\n"
+}
+
+/// Returns the kernel's choice if it is not the rule's.
+fn other_choice(explanation: &Explanation) -> Option<String> {
+    let kernel = explanation.kernel.as_ref();
+    let kernel = kernel.filter(|kernel| kernel.agrees == Some(false))?;
+    let known = kernel
+        .chosen
+        .map(|chosen| MachineVerdict::from(chosen).to_string());
+    Some(known.unwrap_or_else(|| "unknown".to_owned()))
+}
+
+impl Group<'_> {
+    fn row(&self, (machine, rule, kernel): &Verdicts) -> String {
+        let count: usize = self.clients.values().map(Vec::len).sum();
+        let seen = match (kernel, self.decided) {
+            (Some(kernel), _) => kernel.clone(),
+            (None, 0) => "-".to_owned(),
+            (None, _) => rule.to_string(),
+        };
+        let decided = match self.decided {
+            0 => String::new(),
+            all if all == count => String::new(),
+            some => format!(", the kernel was asked about {some}"),
+        };
+        let mark = match machine == rule && kernel.is_none() {
+            true => "",
+            false => "  DIFFERS",
+        };
+        format!("  {machine:COLUMN$}{rule:COLUMN$}{seen:COLUMN$}{count}{decided}{mark}\n")
+    }
+
+    /// Returns the pairs as lines. A provider with all of its `clients` here names none of them.
+    fn pairs(&self, clients: &BTreeMap<&str, usize>) -> String {
+        let is_whole = |provider: &str, here: &[&str]| clients.get(provider) == Some(&here.len());
+        let (whole, parts): (Vec<_>, Vec<_>) = self
+            .clients
+            .iter()
+            .partition(|(provider, here)| is_whole(provider, here));
+        let mut text = String::new();
+        if !whole.is_empty() {
+            let names: Vec<&str> = whole.into_iter().map(|(provider, _)| *provider).collect();
+            text += &format!("    memory of {}: DMA of all others\n", names.join(", "));
+        }
+        for (provider, here) in parts {
+            text += &format!("    memory of {provider}: DMA of {}\n", here.join(", "));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_lab::scenario::Scenario;
+    use peerbar_rule::MapType;
+
+    use super::super::case::Case;
+    use super::super::explanation::KernelDecision;
+    use super::super::pairs;
+    use super::*;
+
+    const SCENARIO: &str = r#"
+name = "x"
+machine.cpu = "Haswell"
+[[switch]]
+name = "s0"
+[[gpu]]
+name = "gpu0"
+below = "s0"
+[[nvme]]
+name = "near"
+below = "s0"
+namespaces = [{ ram = "1M" }]
+[[nvme]]
+name = "far"
+namespaces = [{ ram = "1M" }]
+[twin]
+of = "server.txt"
+differences = ["The guest has one NUMA node."]
+verdicts.gpu0 = { bus-address = ["near"], through-host-bridge = ["far"] }
+"#;
+
+    fn shown(kernel: Option<MapType>) -> String {
+        let scenario = Scenario::parse_interactive("x.toml".as_ref(), SCENARIO).unwrap();
+        let case = Case::of_scenario(scenario).unwrap();
+        let all = pairs::all(&case.scenario);
+        let explanations = all.iter().map(|pair| {
+            let explanation = Explanation::of(&case, pair).unwrap();
+            let rule = explanation.rule.verdict;
+            let decision = |chosen| KernelDecision {
+                map_type: Some(2),
+                chosen: Some(chosen),
+                agrees: Some(chosen == rule),
+                unwatched: None,
+                messages: Vec::new(),
+            };
+            Explanation {
+                kernel: kernel.map(decision),
+                ..explanation
+            }
+        });
+        let explanations: Vec<Explanation> = explanations.collect();
+        table(case.scenario.twin.as_ref().unwrap(), &explanations)
+    }
+
+    #[test]
+    fn verdicts_of_machine_rule_and_kernel_are_side_by_side() {
+        let expected = "\
+the twin of server.txt:
+  machine             rule                kernel              pairs
+  bus address         bus address         -                   1
+    memory of gpu0: DMA of near
+  through host bridge not supported       -                   1  DIFFERS
+    memory of gpu0: DMA of far
+  unlike the machine: The guest has one NUMA node.
+`peerbar explain PROVIDER CLIENT` explains a pair.
+";
+        assert_eq!(shown(None), expected);
+    }
+
+    #[test]
+    fn kernel_that_disagrees_with_the_rule_is_marked() {
+        let text = shown(Some(MapType::NotSupported));
+        let differs = "  bus address         bus address         not supported       1  DIFFERS\n";
+        assert!(text.contains(differs), "{text}");
+        let other = "  through host bridge not supported       not supported       1  DIFFERS\n";
+        assert!(text.contains(other), "{text}");
+    }
+}

@@ -1,0 +1,123 @@
+//! The pairs of a twin, with the verdicts of machine and twin.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Context;
+use peerbar_lab::pci_tree::{pci_tree, platform};
+use peerbar_lab::scenario::{MachineVerdict, Scenario};
+use peerbar_p2p::Way;
+use peerbar_rule::{MapType, Release, decide};
+
+use super::devices::{Device, Model};
+use super::{Twin, text};
+
+/// The verdicts on DMA of a client to the memory of a provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TwinPair {
+    pub(super) provider: String,
+    pub(super) client: String,
+    pub(super) client_model: Model,
+    /// The machine's verdict, and whether it depends on facts that the source does not show.
+    pub(super) machine: MachineVerdict,
+    pub(super) is_conditional: bool,
+    /// The rule's verdict for the twin.
+    pub(super) twin: MapType,
+}
+
+impl TwinPair {
+    pub(super) fn agrees(&self) -> bool {
+        self.machine == self.twin.into()
+    }
+}
+
+/// Returns the pairs of `twin`'s devices, as the rule decides on them with the twin's processor. The
+/// kernel's release does not matter, because no list has QEMU's host bridges.
+pub(super) fn decided(twin: &Twin<'_>) -> anyhow::Result<Vec<TwinPair>> {
+    let scenario = Scenario::parse_interactive(Path::new("twin.toml"), text::hardware(twin))?;
+    let tree = pci_tree(&scenario);
+    let platform =
+        platform(&scenario.machine, Release::NEWEST).context("the twin's processor is unknown")?;
+    let devices = || twin.shape.devices.iter().map(|(device, _)| device);
+    let cells = twin.machine.matrix(false).pairs;
+    let mut pairs = Vec::new();
+    for provider in devices().filter(|device| device.is_provider) {
+        for client in devices().filter(|device| device.address != provider.address) {
+            let ends = (provider.address, client.address);
+            let cell = cells
+                .iter()
+                .find(|cell| (cell.provider, cell.client) == ends);
+            let Some((cell, way)) = cell.and_then(|cell| Some((cell, cell.way?))) else {
+                continue;
+            };
+            let find = |device: &Device| tree.find(&device.name);
+            let decision = find(provider)
+                .zip(find(client))
+                .and_then(|(provider, client)| decide(&tree, &platform, provider, client));
+            let decision = decision.context("the rule does not know the twin's tree")?;
+            pairs.push(TwinPair {
+                provider: provider.name.clone(),
+                client: client.name.clone(),
+                client_model: client.model,
+                machine: verdict(way),
+                is_conditional: cell.is_conditional,
+                twin: decision.verdict,
+            });
+        }
+    }
+    Ok(pairs)
+}
+
+fn verdict(way: Way) -> MachineVerdict {
+    match way {
+        Way::NotSupported => MachineVerdict::NotSupported,
+        Way::ThroughHostBridge => MachineVerdict::ThroughHostBridge,
+        Way::BusAddress => MachineVerdict::BusAddress,
+    }
+}
+
+/// The most pairs that all have a check.
+const MOST_CHECKS: usize = 64;
+
+/// Returns the pairs that the guest's kernel is to decide on: all, or if they are many, one for each
+/// two places and models.
+pub(super) fn checked<'a>(twin: &'a Twin<'_>) -> Vec<&'a TwinPair> {
+    let place = |name: &str| {
+        let mut devices = twin.shape.devices.iter();
+        let found = devices.find(|(device, _)| device.name == name);
+        found.map(|(device, below)| (device.model, below))
+    };
+    let mut seen = BTreeSet::new();
+    let mut is_new = |pair: &&TwinPair| {
+        let ends = (place(&pair.provider), place(&pair.client));
+        seen.insert((ends, pair.machine, MachineVerdict::from(pair.twin)))
+    };
+    match twin.pairs.len() {
+        0..=MOST_CHECKS => twin.pairs.iter().collect(),
+        _ => twin.pairs.iter().filter(|pair| is_new(pair)).collect(),
+    }
+}
+
+/// Returns sentences on pairs whose verdicts differ, or are not certain.
+pub(super) fn differences(pairs: &[TwinPair]) -> Vec<String> {
+    let list = |is_meant: &dyn Fn(&TwinPair) -> bool| {
+        let meant = pairs.iter().filter(|pair| is_meant(pair));
+        let names: Vec<String> = meant
+            .map(|pair| format!("{} to {}", pair.client, pair.provider))
+            .collect();
+        match names.len() {
+            0 => None,
+            all if all == pairs.len() => Some("all".to_owned()),
+            _ => Some(names.join(", ")),
+        }
+    };
+    let different = list(&|pair| !pair.agrees())
+        .map(|pairs| format!("QEMU cannot imitate the machine's verdict on these pairs: {pairs}."));
+    let conditional = list(&|pair| pair.is_conditional).map(|pairs| {
+        format!(
+            "The machine's verdict depends on facts that the source lacks, which `peerbar p2p` names; none of them holds here: \
+             {pairs}."
+        )
+    });
+    [different, conditional].into_iter().flatten().collect()
+}

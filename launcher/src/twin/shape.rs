@@ -1,0 +1,158 @@
+//! The places of the devices: host bridges and switches.
+//!
+//! A scenario has one level of switches, whose ports either all have Access Control Services or
+//! none. Linux decides by two facts only: a bridge that is above both devices, and ports up to it
+//! that redirect. So two devices get one switch if no port between them and a common bridge
+//! redirects, apart from the ports right above the two.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use peerbar_p2p::{Acs, Address, Kind, Machine};
+
+use super::devices::Device;
+
+/// The shape of a twin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Names of the host bridges after the first, which is the machine's own.
+    pub(super) host_bridges: Vec<String>,
+    pub(super) switches: Vec<Switch>,
+    /// The devices, each with the name of the switch or host bridge above it.
+    pub(super) devices: Vec<(Device, Option<String>)>,
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Switch {
+    pub(super) name: String,
+    /// The bridge of the machine that it stands for.
+    pub(super) at: Address,
+    pub(super) below: Option<String>,
+    /// Its ports redirect.
+    pub(super) acs: bool,
+}
+
+/// The bridge that a switch stands for, and whether the ports below it redirect.
+type SwitchKey = (Address, bool);
+
+impl Shape {
+    /// Returns the shape with `devices`, whose ways to a root bus are known.
+    pub(super) fn of(machine: &Machine, devices: Vec<Device>) -> Self {
+        let buses = devices
+            .iter()
+            .filter_map(|device| machine.root_bus(device.address));
+        let buses: BTreeSet<(u32, u8)> = buses.collect();
+        let names: BTreeMap<(u32, u8), String> = buses
+            .iter()
+            .skip(1)
+            .map(|bus| (*bus, bridge_name(*bus)))
+            .collect();
+        let host_bridge = |address| names.get(&machine.root_bus(address)?).cloned();
+        let mut switches: BTreeMap<SwitchKey, Switch> = BTreeMap::new();
+        let mut placed = Vec::new();
+        for device in devices {
+            let Some((at, acs)) = switch_above(machine, device.address) else {
+                let below = host_bridge(device.address);
+                placed.push((device, below));
+                continue;
+            };
+            let switch = switches.entry((at, acs)).or_insert_with(|| Switch {
+                name: switch_name(at, acs),
+                at,
+                below: host_bridge(at),
+                acs,
+            });
+            placed.push((device, Some(switch.name.clone())));
+        }
+        Self {
+            host_bridges: names.into_values().collect(),
+            switches: switches.into_values().collect(),
+            devices: placed,
+        }
+    }
+
+    /// Returns `true` if ports of a switch redirect.
+    pub(super) fn redirects(&self) -> bool {
+        self.switches.iter().any(|switch| switch.acs)
+    }
+
+    /// Returns the machine's properties that the shape lacks, as sentences.
+    pub(super) fn differences(&self, machine: &Machine) -> Vec<String> {
+        let devices = || self.devices.iter().map(|(device, _)| device);
+        let names = |is_meant: &dyn Fn(&Device) -> bool| {
+            let meant = devices().filter(|device| is_meant(device));
+            let names: Vec<&str> = meant.map(|device| device.name.as_str()).collect();
+            (!names.is_empty()).then(|| names.join(", "))
+        };
+        let kind = |device: &Device| {
+            machine
+                .function(device.address)
+                .map(|function| function.kind())
+        };
+        let on_root_bus = names(&|device| machine.bridges_above(device.address).0.is_empty());
+        let nested = names(&|device| machine.bridges_above(device.address).0.len() > 3);
+        let accelerators = names(&|device| kind(device) == Some(Kind::Accelerator));
+        let nodes = devices().filter_map(|device| machine.function(device.address)?.numa_node);
+        let nodes: BTreeSet<u16> = nodes.collect();
+        let sentences = [
+            nested.map(|names| format!("Switches below switches are one switch here, or have separate root ports: above {names}.")),
+            on_root_bus.map(|names| format!("Integrated into the root complex, below a root port here: {names}.")),
+            accelerators.map(|names| format!("Accelerators, GPUs here: {names}.")),
+            (nodes.len() > 1).then(|| format!("The devices are on {} NUMA nodes; the guest has one.", nodes.len())),
+        ];
+        sentences.into_iter().flatten().collect()
+    }
+}
+
+/// Returns the bridge for which a switch above the device stands, and whether the port right above
+/// the device redirects. A device below a root port, or on a root bus, has none.
+fn switch_above(machine: &Machine, device: Address) -> Option<SwitchKey> {
+    let (above, _) = machine.bridges_above(device);
+    let (own_port, upper) = above.split_first()?;
+    let (_root_port, inner) = upper.split_last()?;
+    // The ways of two devices meet at the highest bridge below which nothing redirects.
+    let redirecting = inner.iter().position(|bridge| redirects(machine, *bridge));
+    let at = match redirecting.unwrap_or(inner.len()).checked_sub(1) {
+        Some(index) => inner.get(index)?,
+        None => own_port,
+    };
+    Some((*at, redirects(machine, *own_port)))
+}
+
+fn redirects(machine: &Machine, bridge: Address) -> bool {
+    let acs = machine.function(bridge).map(|function| function.acs);
+    matches!(acs, Some(Acs::Control(control)) if !control.redirecting().is_empty())
+}
+
+fn bridge_name((domain, bus): (u32, u8)) -> String {
+    format!("pci{domain:04x}-{bus:02x}")
+}
+
+/// Names a switch by its bus, and by device and function unless they are 0: `switch-41`,
+/// `switch-42-8-acs`.
+fn switch_name(at: Address, acs: bool) -> String {
+    let domain = match at.domain {
+        0 => String::new(),
+        domain => format!("{domain:x}-"),
+    };
+    let devfn = match at.devfn() {
+        0 => String::new(),
+        devfn => format!("-{devfn:x}"),
+    };
+    let acs = if acs { "-acs" } else { "" };
+    format!("switch-{domain}{:02x}{devfn}{acs}", at.bus)
+}
+
+/// Keeps one device of each kind at each place, and returns the names of the others.
+pub(super) fn one_of_each_kind(machine: &Machine, devices: Vec<Device>) -> (Vec<Device>, String) {
+    let mut seen = BTreeSet::new();
+    let mut is_first = |device: &Device| {
+        let bus = machine.root_bus(device.address);
+        let switch = switch_above(machine, device.address);
+        seen.insert((bus, switch, device.model, device.is_provider))
+    };
+    let (kept, left_out): (Vec<Device>, Vec<Device>) =
+        devices.into_iter().partition(|device| is_first(device));
+    let names: Vec<String> = left_out.into_iter().map(|device| device.name).collect();
+    (kept, names.join(", "))
+}
