@@ -1,17 +1,19 @@
 //! The outputs in the book are those of the program.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
-/// Returns the output of the program with `arguments`, started in the project's folder.
-fn output(arguments: &[&str]) -> String {
+/// Runs the program with `arguments` in the project's folder.
+fn run(arguments: &[&str]) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerbar-p2p"));
-    let output = command
-        .args(arguments)
-        .current_dir(root)
-        .output()
-        .expect("the program starts");
+    let run = command.args(arguments).current_dir(root).output();
+    run.expect("the program starts")
+}
+
+/// Returns the output of the program with `arguments`.
+fn output(arguments: &[&str]) -> String {
+    let output = run(arguments);
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).expect("the output is text")
 }
@@ -32,17 +34,9 @@ fn book_shows_what_the_program_prints() {
 
 /// Returns the exit code and the error of the program with `arguments`.
 fn refused(arguments: &[&str]) -> (Option<i32>, String) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_peerbar-p2p"));
-    let output = command
-        .args(arguments)
-        .current_dir(root)
-        .output()
-        .expect("the program starts");
-    (
-        output.status.code(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-    )
+    let output = run(arguments);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), error)
 }
 
 #[test]
