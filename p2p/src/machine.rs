@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use peerbar_rule::{AcsControl, Cpu, DeviceId, PortType, Release};
+use peerbar_rule::{AcsControl, Cpu, DeviceId, PortType, Release, Vendor};
 use serde::{Deserialize, Serialize};
 
 use crate::address::Address;
@@ -49,6 +49,18 @@ pub struct Host {
     pub has_p2pdma: Option<bool>,
     /// The hypervisor in which this machine is a guest, if it shows one.
     pub hypervisor: Option<String>,
+}
+
+impl Host {
+    /// Returns the processor in words: its name, or the kind on which the rule depends.
+    pub fn processor(&self) -> Option<String> {
+        let kind = |cpu: Cpu| match cpu.vendor {
+            _ if cpu.is_trusted() => "AMD Zen or later".to_owned(),
+            Vendor::Intel => "Intel processor".to_owned(),
+            Vendor::Amd | Vendor::Other => cpu.to_string(),
+        };
+        self.cpu_name.clone().or_else(|| self.cpu.map(kind))
+    }
 }
 
 /// What the IOMMU does with a device's DMA (Linux,

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use peerbar_rule::Vendor;
-
 use crate::changes::Change;
 use crate::labels::Labels;
 use crate::machine::{Iommu, Machine};
@@ -72,13 +70,9 @@ fn verdicts(matrix: &Matrix) -> String {
 /// Returns a line about processor, kernel and IOMMU.
 pub(crate) fn host(machine: &Machine) -> String {
     let host = &machine.host;
-    let cpu = match (&host.cpu_name, host.cpu) {
-        (Some(name), _) => name.clone(),
-        (None, Some(cpu)) if cpu.is_trusted() => "AMD Zen or later".to_owned(),
-        (None, Some(cpu)) if cpu.vendor == Vendor::Intel => "Intel processor".to_owned(),
-        (None, Some(cpu)) => cpu.to_string(),
-        (None, None) => "unknown processor".to_owned(),
-    };
+    let cpu = host
+        .processor()
+        .unwrap_or_else(|| "unknown processor".to_owned());
     let kernel = match &host.release {
         Some(release) => format!("Linux {release}"),
         None => format!("Linux {} assumed", machine.release()),

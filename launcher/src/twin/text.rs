@@ -86,12 +86,8 @@ fn head(twin: &Twin<'_>) -> String {
 /// Returns comments on processor, kernel and parameters of the machine.
 fn host(twin: &Twin<'_>) -> String {
     let host = &twin.machine.host;
-    let cpu = host.cpu.map(|cpu| cpu.to_string());
     let lines = [
-        host.cpu_name
-            .clone()
-            .or(cpu)
-            .map(|cpu| format!("processor: {cpu}")),
+        host.processor().map(|cpu| format!("processor: {cpu}")),
         host.release.clone().map(|release| {
             format!(
                 "kernel: Linux {release}; `peerbar run --kernel` takes another than peerbar's own"
