@@ -21,9 +21,9 @@ const NAMES: [(u16, &str, &str); 7] = [
 ];
 
 impl AcsControl {
-    /// P2P request redirect: the port sends requests to peers up.
+    /// P2P request redirect: the port redirects requests to peers to the root complex.
     pub const REQUEST_REDIRECT: Self = Self(0x04);
-    /// P2P completion redirect: the port sends completions to peers up.
+    /// P2P completion redirect: the port redirects completions to peers to the root complex.
     pub const COMPLETION_REDIRECT: Self = Self(0x08);
     /// P2P egress control: a vector of ports decides.
     pub const EGRESS_CONTROL: Self = Self(0x20);

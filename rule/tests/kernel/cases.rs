@@ -113,8 +113,8 @@ fn redirecting_downstream_port_sends_requests_to_the_root() {
     assert_eq!(decisive(&tree, &decision), "port of disk");
     assert_eq!(
         decision.why(&tree),
-        "ACS sends requests to peers up at port of disk (P2P request redirect), and the root complex of this processor \
-         (AMD family 0x17: Zen or later) is trusted"
+        "ACS redirects requests to the root complex at port of disk (P2P request redirect), and the root complex of this \
+         processor, an AMD Zen or later, is trusted"
     );
     let refused = decided(&tree, &platform(INTEL), pair);
     assert_eq!(refused.verdict, MapType::NotSupported);
