@@ -4,7 +4,6 @@
 //!
 //! A function that is shown more than once has the facts of all its entries.
 
-use std::collections::BTreeSet;
 use std::mem;
 
 use peerbar_rule::{AcsControl, DeviceId, PortType};
@@ -35,18 +34,20 @@ struct Entries {
     entry: Option<Entry>,
     /// The IOMMU group under whose heading the entry is.
     iommu_group: Option<u32>,
-    /// Functions of this output whose capabilities are shown to the end, without ACS.
-    without_acs: BTreeSet<Address>,
-    /// This output shows extended capabilities.
-    has_extended: bool,
+    /// A command that selects lines was shown, and no other `lspci` since then.
+    is_filtered: bool,
 }
 
 /// A function's entry.
 struct Entry {
     address: Address,
     function: Function,
+    /// The lines before the capabilities that every entry of `lspci -vv`, or of `lspci -v`, has.
+    registers: Registers,
     /// A line with a capability was shown.
     has_capabilities: bool,
+    /// The PCIe capability was shown.
+    has_express: bool,
     /// An extended capability was shown.
     has_extended: bool,
     /// The capability list has ACS, although its registers may not be shown.
@@ -67,11 +68,24 @@ struct Entry {
     dump: Vec<u8>,
 }
 
+/// The lines of an entry about its COMMAND and STATUS registers.
+#[derive(Default)]
+struct Registers {
+    control: bool,
+    status: bool,
+    flags: bool,
+}
+
 /// Characters that mail programs, trackers and terminals put before a line.
 const DECORATION: [char; 4] = [' ', '\t', '>', '|'];
 
-/// Lines that stand for what somebody has left out.
-const OMISSIONS: [&str; 6] = ["...", "\u{2026}", "[...]", "[\u{2026}]", "[snip]", "<snip>"];
+/// Commands that select lines.
+const FILTERS: [&str; 6] = ["grep", "egrep", "fgrep", "rg", "awk", "sed"];
+
+/// Beginnings of words for what somebody has left out.
+const OMISSIONS: [&str; 8] = [
+    "...", "\u{2026}", "snip", "omit", "trunc", "skip", "remov", "shorten",
+];
 
 impl Entries {
     fn take(&mut self, number: usize, line: &str) {
@@ -88,15 +102,20 @@ impl Entries {
             self.begin(number, &header);
         } else if begins_with_an_address(line) {
             self.end_entry(false);
-        } else if line.starts_with("```") || line.contains("lspci ") {
+        } else if line.starts_with("```") || is_command(line) {
             self.iommu_group = None;
             self.end_entry(true);
+        } else if is_filter(line) {
+            self.end_entry(false);
         } else if let Some(entry) = &mut self.entry {
             if entry.is_followed_by_empty {
                 self.end_entry(false);
             } else {
                 entry.take(line);
             }
+        }
+        if is_command(line) || is_filter(line) {
+            self.is_filtered = is_filter(line);
         }
     }
 
@@ -142,11 +161,10 @@ impl Entries {
         let Some(mut entry) = self.entry.take() else {
             return;
         };
-        let is_whole = entry.has_driver || entry.is_followed_by_empty && is_before_output;
-        if is_whole && !entry.is_cut && entry.has_capabilities && !entry.has_acs {
-            self.without_acs.insert(entry.address);
+        let has_end = entry.has_driver || entry.is_followed_by_empty && is_before_output;
+        if has_end && !self.is_filtered && entry.shows_that_it_lacks_acs() {
+            entry.function.acs = Acs::Absent;
         }
-        self.has_extended |= entry.has_extended;
         if entry.is_silent {
             self.output.gaps.push(format!(
                 "the registers of {}, which did not answer: it fell off the bus, or sleeps",
@@ -158,18 +176,8 @@ impl Entries {
         self.output.functions.insert(entry.address, entry.function);
     }
 
-    /// Ends an output. A function without ACS lacks it only if the output shows extended
-    /// capabilities: an unprivileged lspci does not see them.
     fn end_output(&mut self) {
-        let mut output = mem::take(&mut self.output);
-        let without_acs = mem::take(&mut self.without_acs);
-        if mem::take(&mut self.has_extended) {
-            for address in without_acs {
-                if let Some(function) = output.functions.get_mut(&address) {
-                    function.acs = Acs::Absent;
-                }
-            }
-        }
+        let output = mem::take(&mut self.output);
         if !output.functions.is_empty() {
             self.outputs.push(output);
         }
@@ -181,7 +189,9 @@ impl Entry {
         Self {
             address,
             function: Function::default(),
+            registers: Registers::default(),
             has_capabilities: false,
+            has_express: false,
             has_extended: false,
             has_acs: false,
             acs_control: None,
@@ -206,12 +216,28 @@ impl Entry {
             self.acs_control(bits);
         } else if line.starts_with("!!! Unknown header type") {
             self.is_silent = true;
-        } else if OMISSIONS.contains(&line) {
+        } else if is_omission(line) {
             self.is_cut = true;
         } else {
             self.has_driver |= line.starts_with("Kernel ");
             self.detail(line);
         }
+    }
+
+    /// Returns `true` if the entry, which has an end, shows by itself that nobody selected some of its
+    /// lines, and that the function has no ACS.
+    ///
+    /// An unprivileged `lspci`, or one without access to the extended configuration space, shows no
+    /// extended capability. A function without the PCIe capability has none.
+    fn shows_that_it_lacks_acs(&self) -> bool {
+        let Registers {
+            control,
+            status,
+            flags,
+        } = self.registers;
+        let is_unfiltered = flags || control && status;
+        let reaches_acs = self.has_extended || self.has_capabilities && !self.has_express;
+        is_unfiltered && reaches_acs && !self.has_acs && !self.is_cut
     }
 
     /// Reads the first line of a capability, such as `148 v1] Access Control Services`.
@@ -225,6 +251,7 @@ impl Entry {
         let name = name.trim_start();
         self.has_acs |= name.starts_with("Access Control Services");
         if let Some(express) = name.strip_prefix("Express") {
+            self.has_express = true;
             let kind = port_type(express);
             self.function.port_type = kind.or(self.function.port_type);
             self.function.has_slot = slot(express).or(self.function.has_slot);
@@ -247,6 +274,38 @@ impl Entry {
             config_space::read(&self.dump, &mut self.function);
         }
     }
+}
+
+/// Returns `true` for a line with a command that prints functions.
+fn is_command(line: &str) -> bool {
+    line.contains("lspci ") || line.ends_with("lspci")
+}
+
+/// Returns `true` for a line with a command that selects lines.
+fn is_filter(line: &str) -> bool {
+    let mut words = line.split(|c: char| !c.is_alphanumeric());
+    words.any(|word| FILTERS.contains(&word))
+}
+
+/// Returns `true` for a line within an entry that `lspci` cannot have written, because somebody put it
+/// in the place of others.
+fn is_omission(line: &str) -> bool {
+    const NAMES: [&str; 3] = ["Subsystem:", "DeviceName:", "Kernel "];
+    if NAMES.iter().any(|name| line.starts_with(name)) {
+        return false;
+    }
+    // Lines of the Vital Product Data begin with `[PN] `.
+    let keyword = line
+        .strip_prefix('[')
+        .and_then(|line| line.split_once("] "));
+    let is_keyword = keyword.is_some_and(|(keyword, _)| keyword.len() == 2);
+    let begins =
+        line.starts_with(|c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '!');
+    let has_word = || {
+        let line = line.to_ascii_lowercase();
+        OMISSIONS.iter().any(|word| line.contains(word))
+    };
+    !(begins || is_keyword || line.starts_with("[virtual] ")) || has_word()
 }
 
 /// Reads a line of a dump, `40: 0d 80 00 00 …`, if it is that at `offset`.
@@ -420,10 +479,15 @@ impl Entry {
         match key {
             // Capabilities have lines of these names, too.
             "Control" if !self.has_capabilities => {
+                self.registers.control = true;
                 function.decodes_memory = flag(value, "Mem");
                 function.masters_bus = flag(value, "BusMaster");
             }
-            "Flags" if !self.has_capabilities => flags(function, value),
+            "Status" if !self.has_capabilities => self.registers.status = true,
+            "Flags" if !self.has_capabilities => {
+                self.registers.flags = true;
+                flags(function, value);
+            }
             "NUMA node" => function.numa_node = value.parse().ok(),
             "IOMMU group" => function.iommu_group = value.parse().ok(),
             "Kernel driver in use" => function.driver = Some(value.to_owned()),
@@ -612,6 +676,8 @@ mod tests {
 \tKernel driver in use: pcieport
 
 > 41:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB] (rev a1)
+>     Control: I/O- Mem+ BusMaster+
+>     Status: Cap+ 66MHz-
 >     Region 0: Memory at 3b0042000000 (64-bit, prefetchable) [size=16M]
 >     Region 2: Memory at 3a0000000000 (64-bit, prefetchable) [size=128G]
 >     Capabilities: [60] Express (v2) Endpoint, MSI 00
@@ -697,10 +763,53 @@ mod tests {
         machine.function("00:01.0".parse().unwrap()).unwrap().acs
     }
 
+    const REGISTERS: &str = "\tControl: I/O+ Mem+ BusMaster+\n\tStatus: Cap+ 66MHz-\n";
+    const EXPRESS: &str = "\tCapabilities: [40] Express (v2) Root Port (Slot-), MSI 00\n";
+    const ERRORS: &str = "\tCapabilities: [100 v1] Advanced Error Reporting\n";
+
+    #[test]
+    fn port_lacks_acs_only_if_its_entry_shows_that_by_itself() {
+        let resizable =
+            "01:00.0 3D controller: NVIDIA\n\tCapabilities: [bb0 v1] Physical Resizable BAR\n\n";
+        for (details, expected) in [
+            (format!("{REGISTERS}{EXPRESS}{ERRORS}"), Acs::Absent),
+            (
+                format!("\tFlags: fast devsel\n{EXPRESS}{ERRORS}"),
+                Acs::Absent,
+            ),
+            (
+                format!("{REGISTERS}\tCapabilities: [50] Subsystem: Intel\n"),
+                Acs::Absent,
+            ),
+            (format!("{EXPRESS}{ERRORS}"), Acs::Unknown),
+            (format!("\tControl: Mem+\n{EXPRESS}{ERRORS}"), Acs::Unknown),
+            (format!("{REGISTERS}{EXPRESS}"), Acs::Unknown),
+        ] {
+            let text = format!("{details}\tKernel driver in use: pcieport\n\n{resizable}");
+            assert_eq!(acs_of_port(&text), expected, "{details}");
+        }
+    }
+
+    #[test]
+    fn selected_lines_show_no_lack_of_acs() {
+        let entry = format!("00:01.0 PCI bridge: Intel\n{REGISTERS}{EXPRESS}{ERRORS}\n");
+        let acs = |before: &str| {
+            let machine = machine_of(&format!("{before}{entry}```\n"));
+            machine.function("00:01.0".parse().unwrap()).unwrap().acs
+        };
+        assert_eq!(acs("$ sudo lspci -vvv\n"), Acs::Absent);
+        for filter in [
+            "$ sudo lspci -vvv | grep -E 'Control|Status'\n```\n",
+            "$ egrep '^[0-9a-f]|Control|Status' saved\n",
+        ] {
+            assert_eq!(acs(filter), Acs::Unknown, "{filter}");
+            assert_eq!(acs(&format!("{filter}$ lspci -vvv\n")), Acs::Absent);
+        }
+    }
+
     #[test]
     fn port_lacks_acs_only_if_its_entry_is_whole() {
-        let capabilities = "\tCapabilities: [40] Express (v2) Root Port (Slot-), MSI 00\n\tCapabilities: [100 v1] Advanced Error Reporting\n";
-        let acs = |end: &str| acs_of_port(&format!("{capabilities}{end}"));
+        let acs = |end: &str| acs_of_port(&format!("{REGISTERS}{EXPRESS}{ERRORS}{end}"));
         assert_eq!(acs("\tKernel driver in use: pcieport\n"), Acs::Absent);
         assert_eq!(acs("\n"), Acs::Absent);
         assert_eq!(
@@ -722,6 +831,26 @@ mod tests {
             acs("\t[...]\n\tKernel driver in use: pcieport\n"),
             Acs::Unknown
         );
+        for omission in [
+            "(output omitted)",
+            "[cut]",
+            "[14 lines]",
+            "<...>",
+            "--snip--",
+            "***",
+            "# ...",
+            "and so on",
+            "Some lines skipped",
+            "Capabilities ...",
+        ] {
+            assert_eq!(
+                acs(&format!("\t{omission}\n\tKernel driver in use: pcieport\n")),
+                Acs::Unknown,
+                "{omission}"
+            );
+        }
+        let product_data = "\t\t[PN] Part number: 1\n\t!!! Unknown\n\t\t\t10BitTagComp-\n\n";
+        assert_eq!(acs(product_data), Acs::Absent);
         let hidden =
             "\tCapabilities: [148 v1] Access Control Services\n\tKernel driver in use: pcieport\n";
         assert_eq!(

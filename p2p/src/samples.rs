@@ -61,7 +61,9 @@ pub(crate) fn two_sockets(acs: &str) -> String {
         "18:00.0",
         switch,
         &[
-            "NUMA node: 0",
+            node0[1],
+            "Status: Cap+ 66MHz- UDF- FastB2B- ParErr- DEVSEL=fast",
+            node0[0],
             "Bus: primary=18, secondary=19, subordinate=1b, sec-latency=0",
             "Capabilities: [68] Express (v2) Upstream Port, MSI 00",
             "Capabilities: [100 v1] Device Serial Number",
