@@ -367,56 +367,120 @@ impl Machine {
 
     /// Fills in where functions are attached, from the bus numbers of bridges.
     pub(crate) fn attach_by_bus_numbers(&mut self) {
-        let mut bridges = BTreeMap::new();
-        for (address, function) in &self.functions {
-            // Firmware that has not numbered a bridge's buses leaves zeros.
-            if let Some((first, _)) = function.buses.filter(|(first, _)| *first > address.bus) {
-                bridges.insert((address.domain, first), *address);
-            }
-        }
+        let bridges = self.bridges_by_bus();
         let root_buses = self.root_buses();
-        for (address, function) in &mut self.functions {
+        let place = |address: &Address| {
             let bus = (address.domain, address.bus);
-            function.place = match bridges.get(&bus) {
+            match bridges.get(&bus) {
                 Some(bridge) => Place::Below(*bridge),
                 None if root_buses.contains(&bus) => Place::RootBus,
-                None => Place::Unknown,
-            };
+                None => self
+                    .bridge_of_virtual_functions(*address, &bridges)
+                    .map_or(Place::Unknown, Place::Below),
+            }
+        };
+        let places: Vec<Place> = self.functions.keys().map(place).collect();
+        for (function, place) in self.functions.values_mut().zip(places) {
+            function.place = place;
         }
     }
 
+    /// Returns the bridges by the bus below each.
+    fn bridges_by_bus(&self) -> BTreeMap<(u32, u8), Address> {
+        let functions = self.functions.iter();
+        let bridges = functions.filter_map(|(address, function)| {
+            // Firmware that has not numbered a bridge's buses leaves zeros.
+            let (first, _) = function.buses.filter(|(first, _)| *first > address.bus)?;
+            Some(((address.domain, first), *address))
+        });
+        bridges.collect()
+    }
+
+    /// Returns the bridge above a bus that no bridge leads to, because only virtual functions of a
+    /// device are on it (PCIe Base 6.0, 9.2.1.2): the lowest bridge in whose range it is, if there are
+    /// functions on the bus below that bridge and no further bridge.
+    fn bridge_of_virtual_functions(
+        &self,
+        address: Address,
+        bridges: &BTreeMap<(u32, u8), Address>,
+    ) -> Option<Address> {
+        let is_before = (address.domain, 0)..(address.domain, address.bus);
+        let has_it = |bridge: &&Address| {
+            let buses = self.function(**bridge).and_then(|bridge| bridge.buses);
+            buses.is_some_and(|(_, last)| address.bus <= last)
+        };
+        let ((_, first), bridge) = bridges
+            .range(is_before)
+            .rev()
+            .find(|(_, bridge)| has_it(bridge))?;
+        let start = Address {
+            bus: *first,
+            device: 0,
+            function: 0,
+            ..address
+        };
+        let on_bus = self
+            .functions
+            .range(start..)
+            .take_while(|(at, _)| (at.domain, at.bus) == (address.domain, *first));
+        let kinds: BTreeSet<Kind> = on_bus.map(|(_, function)| function.kind()).collect();
+        let is_device = !kinds.is_empty() && !kinds.contains(&Kind::Bridge);
+        is_device.then_some(*bridge)
+    }
+
     /// Returns the buses that are root buses for certain: bus 0, those with a function that exists
-    /// there only, and in a source that shows a whole domain and the ranges of all bridges those with
-    /// a bridge that are in no other bridge's range.
+    /// there only, and in a domain that the source shows wholly those with a bridge of the host
+    /// bridge's vendor that are in no other bridge's range.
     fn root_buses(&self) -> BTreeSet<(u32, u8)> {
-        let is_first = |address: &&Address| (address.bus, address.devfn()) == (0, 0);
-        let domains = self.functions.keys().filter(is_first);
-        let mut whole: BTreeSet<u32> = domains.map(|first| first.domain).collect();
-        for (address, function) in &self.functions {
-            if function.class == Some(0x0604) && function.buses.is_none() {
-                whole.remove(&address.domain);
-            }
-        }
-        let is_in_a_range = |address: &Address| {
-            let contains = |(above, bridge): (&Address, &Function)| {
-                let has = |(first, last): (u8, u8)| (first..=last).contains(&address.bus);
-                above.domain == address.domain
-                    && above.bus != address.bus
-                    && bridge.buses.is_some_and(has)
+        let below = self.buses_below_bridges();
+        let partial = self.partial_domains(&below);
+        let is_top = |address: &Address, function: &Function| {
+            let first = Address {
+                bus: 0,
+                device: 0,
+                function: 0,
+                ..*address
             };
-            self.functions.iter().any(contains)
+            let first = self.function(first);
+            function.kind() == Kind::Bridge
+                && first.is_some_and(|first| first.has_vendor_of(function))
+                && !below.contains(&(address.domain, address.bus))
         };
         let is_on_a_root_bus = |(address, function): &(&Address, &Function)| {
-            let is_top = function.kind() == Kind::Bridge && whole.contains(&address.domain);
             address.bus == 0
                 || function.place == Place::RootBus
                 || function.is_on_a_root_bus()
-                || is_top && !is_in_a_range(address)
+                || !partial.contains(&address.domain) && is_top(address, function)
         };
         let on_root_buses = self.functions.iter().filter(is_on_a_root_bus);
         on_root_buses
             .map(|(address, _)| (address.domain, address.bus))
             .collect()
+    }
+
+    /// Returns the domains of which the source leaves out a port, or a port's bus numbers. `below` are
+    /// the buses below bridges.
+    fn partial_domains(&self, below: &BTreeSet<(u32, u8)>) -> BTreeSet<u32> {
+        let is_partial = |(address, function): &(&Address, &Function)| {
+            let is_unnumbered = function.class == Some(0x0604) && function.buses.is_none();
+            let is_orphan = address.bus != 0
+                && function.is_below_a_port()
+                && !below.contains(&(address.domain, address.bus));
+            is_unnumbered || is_orphan
+        };
+        let functions = self.functions.iter().filter(is_partial);
+        functions.map(|(address, _)| address.domain).collect()
+    }
+
+    /// Returns the buses that are in the range of a bridge on another bus.
+    fn buses_below_bridges(&self) -> BTreeSet<(u32, u8)> {
+        let range = |(address, bridge): (&Address, &Function)| {
+            let (first, last) = bridge.buses?;
+            let Address { domain, bus, .. } = *address;
+            let others = (first..=last).filter(move |below| *below != bus);
+            Some(others.map(move |below| (domain, below)))
+        };
+        self.functions.iter().filter_map(range).flatten().collect()
     }
 }
 
@@ -425,5 +489,88 @@ impl Function {
     fn is_on_a_root_bus(&self) -> bool {
         let kinds = [PortType::RootPort, PortType::IntegratedEndpoint];
         self.class == Some(0x0600) || self.port_type.is_some_and(|kind| kinds.contains(&kind))
+    }
+
+    /// Returns `true` if its kind is always below a port.
+    fn is_below_a_port(&self) -> bool {
+        let kinds = [
+            PortType::UpstreamPort,
+            PortType::DownstreamPort,
+            PortType::Endpoint,
+        ];
+        self.port_type.is_some_and(|kind| kinds.contains(&kind))
+    }
+
+    /// Returns `true` if both have one vendor, by their IDs or the first words of their names.
+    fn has_vendor_of(&self, other: &Self) -> bool {
+        match (self.id, other.id) {
+            (Some(own), Some(other)) => own.vendor == other.vendor,
+            _ => self.description.split(' ').next() == other.description.split(' ').next(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{at, machine};
+
+    /// Returns the place of the function at `address` in a list of headers and bus numbers.
+    fn place(text: &str, address: &str) -> Place {
+        machine(text).function(at(address)).unwrap().place
+    }
+
+    const HOST: &str = "00:00.0 Host bridge: Intel Corporation Device 09a2\n";
+
+    /// An entry of a bridge with the buses `secondary` to `subordinate` below it.
+    fn bridge(address: &str, vendor: &str, kind: &str, buses: [&str; 2]) -> String {
+        format!(
+            "{address} PCI bridge: {vendor}\n\tBus: primary={}, secondary={}, subordinate={}, sec-latency=0\n\t{kind}\n\n",
+            &address[..2],
+            buses[0],
+            buses[1]
+        )
+    }
+
+    #[test]
+    fn port_of_a_switch_is_on_no_root_bus() {
+        let kind = |kind: &str| format!("Capabilities: [68] Express (v2) {kind}, MSI 00");
+        let up = bridge("18:00.0", "Intel", &kind("Upstream Port"), ["19", "1a"]);
+        let untyped = bridge("18:00.0", "Intel", "", ["19", "1a"]);
+        let foreign = bridge("18:00.0", "PMC-Sierra Inc.", "", ["19", "1a"]);
+        let root = bridge("00:01.0", "Intel", &kind("Root Port"), ["18", "1a"]);
+        assert_eq!(place(&format!("{HOST}{up}"), "18:00.0"), Place::Unknown);
+        assert_eq!(
+            place(&format!("{HOST}{foreign}"), "18:00.0"),
+            Place::Unknown
+        );
+        assert_eq!(
+            place(&format!("{HOST}{untyped}"), "18:00.0"),
+            Place::RootBus
+        );
+        assert_eq!(
+            place(&format!("{HOST}{root}{up}"), "18:00.0"),
+            Place::Below(at("00:01.0"))
+        );
+        // A switch whose port is missing shows that other ports may be, too.
+        let orphan = bridge("28:00.0", "PLX", &kind("Upstream Port"), ["29", "2a"]);
+        assert_eq!(
+            place(&format!("{HOST}{untyped}{orphan}"), "18:00.0"),
+            Place::Unknown
+        );
+    }
+
+    #[test]
+    fn virtual_functions_are_below_the_bridge_of_their_device() {
+        let outer = bridge("00:01.0", "Intel", "", ["40", "45"]);
+        let inner = bridge("40:00.0", "PLX", "", ["41", "42"]);
+        let device = "41:00.0 Ethernet controller: Mellanox\n";
+        let virtual_function = "42:00.2 Ethernet controller: Mellanox\n";
+        let beyond = "43:00.0 Ethernet controller: Mellanox\n";
+        let text = format!("{HOST}{outer}{inner}{device}{virtual_function}{beyond}");
+        assert_eq!(place(&text, "42:00.2"), Place::Below(at("40:00.0")));
+        assert_eq!(place(&text, "43:00.0"), Place::Unknown, "a port is missing");
+        let without_device = format!("{HOST}{outer}{inner}{virtual_function}");
+        assert_eq!(place(&without_device, "42:00.2"), Place::Unknown);
     }
 }

@@ -48,7 +48,7 @@ impl Machine {
             if let (Acs::Control(before), Acs::Control(now)) = (known.acs, function.acs) {
                 if before != now {
                     self.gaps.push(format!(
-                        "one state of {address}: its ACS differs between outputs; the last counts"
+                        "conflict: the ACS of {address} differs between two outputs; the last one counts"
                     ));
                 }
             }
@@ -68,7 +68,7 @@ impl Machine {
             return false;
         };
         self.gaps.push(format!(
-            "one machine in one state: a later output has another device or bus number at {address}, and was left out"
+            "conflict: a later output has another device or bus number at {address}, so it does not count"
         ));
         true
     }
@@ -146,5 +146,18 @@ impl Function {
             bar.size = bar.size.or(same.and_then(|same| same.size));
             bar.largest = bar.largest.or(same.and_then(|same| same.largest));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::samples::{DIRECT, REDIRECTS, machine, two_sockets};
+
+    #[test]
+    fn two_states_of_a_port_are_a_conflict() {
+        let text = two_sockets(REDIRECTS) + &two_sockets(DIRECT);
+        let conflict =
+            "conflict: the ACS of 0000:19:08.0 differs between two outputs; the last one counts";
+        assert!(machine(&text).gaps.contains(&conflict.to_owned()));
     }
 }

@@ -68,7 +68,7 @@ impl Machine {
 
     fn contradicted(&mut self, address: Address) {
         self.gaps.push(format!(
-            "one of the two places at which the file shows {address}: the first one counts"
+            "conflict: the file shows {address} at two places; the first one counts"
         ));
     }
 

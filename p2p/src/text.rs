@@ -238,7 +238,15 @@ pub(crate) fn notes(warnings: &[String], gaps: &[String]) -> String {
         text.push('\n');
     }
     text.push_str(&block("warning", warnings));
-    text.push_str(&block("lacking", gaps));
+    let conflict = |gap: &String| gap.strip_prefix("conflict: ").map(str::to_owned);
+    let conflicts: Vec<String> = gaps.iter().filter_map(conflict).collect();
+    let lacking: Vec<String> = gaps
+        .iter()
+        .filter(|gap| conflict(gap).is_none())
+        .cloned()
+        .collect();
+    text.push_str(&block("conflict", &conflicts));
+    text.push_str(&block("lacking", &lacking));
     text
 }
 
