@@ -430,6 +430,26 @@ mod tests {
     }
 
     #[test]
+    fn host_bridge_without_a_known_id_is_tried_both_ways() {
+        const ID: &str = "Sky Lake-E PCI Express Root Port A [8086:2030]";
+        let pairs = |text: &str| outcomes(&machine(text), "1c:00.0");
+        let listed = "the kernel's list has the host bridge of pci0000:17".to_owned();
+        let both = [
+            (vec![], Way::NotSupported),
+            (vec![listed], Way::ThroughHostBridge),
+        ];
+        let text = two_sockets(DIRECT);
+        assert_eq!(pairs(&text.replace(ID, "Emerald Ports")), both);
+        // Ports, which the list has, are not the first on the bus.
+        let cut = text
+            .replace("17:01.0", "17:03.0")
+            .replace("17:00.0", "17:02.0");
+        assert_eq!(pairs(&cut), both);
+        let client = text.replace(ID, "8th Gen Core Processor Host Bridge/DRAM Registers");
+        assert_eq!(pairs(&client), [(vec![], Way::NotSupported)]);
+    }
+
+    #[test]
     fn condition_with_many_ports_counts_them() {
         let ports = |count: u8| {
             (0..count)

@@ -70,11 +70,15 @@ pub(crate) fn class_of_device(name: &str) -> Option<u16> {
         .or_else(|| is_data_center_gpu().then_some(0x0302))
 }
 
-/// Names, by their ends, of host bridges on the kernel's list.
-const LISTED: [(&str, u16); 10] = [
+/// Names of host bridges on the kernel's list, in the PCI ID lists of all years.
+const LISTED: [(&str, u16); 14] = [
+    ("Sandy Bridge DMI2", 0x3c00),
     ("Xeon E5/Core i7 DMI2", 0x3c00),
     ("Xeon E5/Core i7 DMI2 in PCI Express Mode", 0x3c01),
+    ("Haswell-E DMI2", 0x2f00),
+    ("Xeon E5 v3/Core i7 DMI2", 0x2f00),
     ("Xeon E7 v3/Xeon E5 v3/Core i7 DMI2", 0x2f00),
+    ("Haswell-E PCI Express Root Port 0", 0x2f01),
     (
         "Xeon E7 v3/Xeon E5 v3/Core i7 PCI Express Root Port 0",
         0x2f01,
@@ -111,6 +115,14 @@ pub(crate) fn device_id(name: &str) -> Option<DeviceId> {
         None => listed?.1,
     };
     Some(DeviceId { vendor, device })
+}
+
+/// Returns `true` if a host bridge of this name is on no release's list: AMD's, and those of Intel's
+/// client processors and chipsets. Other names say nothing: the PCI ID list has changed many.
+pub(crate) fn is_unlisted(name: &str) -> bool {
+    const CLIENTS: [&str; 3] = ["DRAM Controller", "DRAM Registers", "440FX"];
+    name.starts_with("Advanced Micro Devices")
+        || name.starts_with("Intel ") && CLIENTS.iter().any(|client| name.contains(client))
 }
 
 /// Device IDs of the root complexes of AMD's Zen families.
@@ -213,6 +225,10 @@ mod tests {
             Some((0x8086, 0x09a2))
         );
         assert_eq!(id("Intel Corporation Device 09a2"), Some((0x8086, 0x09a2)));
+        assert_eq!(
+            id("Intel Corporation Haswell-E DMI2"),
+            Some((0x8086, 0x2f00))
+        );
         assert_eq!(
             id("Advanced Micro Devices, Inc. [AMD] Device 14a4"),
             Some((0x1022, 0x14a4))

@@ -9,6 +9,7 @@ use peerbar_rule::{
 
 use crate::address::{Address, domain_not_shown};
 use crate::machine::{Acs, Function, Machine, Place};
+use crate::names;
 
 /// The rule's tree of a machine. Functions are named by their addresses, host bridges as in sysfs.
 #[derive(Clone, Debug)]
@@ -123,7 +124,7 @@ fn node(address: Address, function: &Function) -> Node {
     }
 }
 
-/// Returns the ID by which the kernel looks up the host bridge of `bus`.
+/// Returns the ID by which the kernel looks up the host bridge of `bus`, if the source shows it.
 fn known_by(machine: &Machine, bus: (u32, u8)) -> Option<DeviceId> {
     let (address, first) = first_on_root_bus(machine, bus)?;
     HostBridge::known_by(
@@ -136,18 +137,17 @@ fn known_by(machine: &Machine, bus: (u32, u8)) -> Option<DeviceId> {
 /// Returns the first function on a root bus, if it is certain that the source shows it.
 fn first_on_root_bus(machine: &Machine, bus: (u32, u8)) -> Option<(&Address, &Function)> {
     let first = machine.on_root_bus(bus).next()?;
-    (!machine.is_selection || first.0.devfn() == 0).then_some(first)
+    let shows_all = machine.is_complete && !machine.is_selection;
+    (shows_all || first.0.devfn() == 0).then_some(first)
 }
 
-/// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID,
-/// or because a name was shown that is not one of a listed host bridge. A text that is cut may lack
-/// both, and the function that is the first of the bus.
+/// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID, or
+/// by a name that only host bridges have that it lacks. A text that is cut may lack both, and the
+/// function that is the first of the bus.
 pub(crate) fn is_host_bridge_known(machine: &Machine, bus: (u32, u8)) -> bool {
-    let Some((address, _)) = machine.on_root_bus(bus).next() else {
-        return machine.is_complete;
-    };
-    let is_shown = known_by(machine, bus).is_some() || host_bridge_name(machine, bus).is_some();
-    machine.is_complete || address.devfn() == 0 && is_shown
+    machine.is_complete
+        || known_by(machine, bus).is_some()
+        || host_bridge_name(machine, bus).is_some_and(names::is_unlisted)
 }
 
 /// Returns the description of the device by which the kernel looks up the host bridge of `bus`.
