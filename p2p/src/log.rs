@@ -179,14 +179,23 @@ fn iommu_of(command_line: &str) -> Option<Iommu> {
         })
 }
 
-/// Returns the release in the output of `uname -a` or the kernel's first log line.
+/// Returns the release in the output of `uname -a`, or in the kernel's banner, `Linux version RELEASE
+/// (USER@HOST) …` (Linux init/version-timestamp.c).
 fn release(line: &str) -> Option<&str> {
-    let version = line.split_once("Linux version ").map(|(_, rest)| rest);
+    let banner = || {
+        let (release, builder) = line.split_once("Linux version ")?.1.split_once(" (")?;
+        let builder = builder.split(')').next()?;
+        builder.contains('@').then_some(release)
+    };
     let uname = || {
         let (_, rest) = line.strip_prefix("Linux ")?.split_once(' ')?;
-        rest.contains(" GNU/Linux").then_some(rest)
+        let (release, rest) = rest.split_once(' ')?;
+        let is_uname = rest.starts_with('#') && rest.contains(" GNU/Linux");
+        is_uname.then_some(release)
     };
-    version.or_else(uname)?.split(' ').next()
+    let release = banner().or_else(uname)?;
+    let is_release = release.starts_with(|c: char| c.is_ascii_digit()) && !release.contains(' ');
+    is_release.then_some(release)
 }
 
 /// Reads one of the kernel's messages (Linux drivers/pci/p2pdma.c, `calc_map_type_and_dist_warn`;
@@ -317,6 +326,13 @@ mod tests {
             "[    0.000000] Linux version 6.8.0-45-generic (buildd@lcy02) (gcc)",
         ] {
             assert_eq!(read(text).host.release.as_deref(), Some("6.8.0-45-generic"));
+        }
+        for text in [
+            "This tool needs Linux version 5.4 or newer",
+            "It needs Linux version 5.4 (or newer)",
+            "Linux kernel 5.4 is not GNU/Linux",
+        ] {
+            assert_eq!(read(text).host.release, None, "{text}");
         }
         let line = "[    0.000000] Command line: BOOT_IMAGE=/vmlinuz root=/dev/sda2 intel_iommu=on iommu=pt";
         assert_eq!(read(line).host.iommu, Some(Iommu::PassThrough));
