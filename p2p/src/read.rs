@@ -1,11 +1,15 @@
 //! Reads a machine from any source.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use peerbar_rule::{Cpu, PortType};
+
+use crate::address::Address;
 use crate::gaps;
 use crate::hwloc;
-use crate::machine::{Acs, Machine, Place, Statement};
+use crate::machine::{Acs, Function, Kind, Machine, Place, Statement};
 use crate::names;
 use crate::nccl;
 use crate::paste;
@@ -163,26 +167,56 @@ impl Tool {
     }
 }
 
-/// Infers processor and hypervisor from the host bridges, which show them.
+/// Infers processor and hypervisor from the host bridges, which show them. A guest's show no
+/// processor: its chipset is made up.
 fn infer_host(machine: &mut Machine) {
     let on_root = machine
         .functions
         .values()
         .filter(|function| function.place == Place::RootBus);
-    for function in on_root {
-        let vendor = function.id.map(|id| id.vendor);
-        if names::is_zen(function.id, &function.description) {
-            machine.host.cpu.get_or_insert(names::ZEN_CPU);
-        } else if names::is_arm(function.id) {
-            machine.host.cpu.get_or_insert(names::OTHER_CPU);
-        } else if vendor == Some(0x8086) || function.description.starts_with("Intel ") {
-            machine.host.cpu.get_or_insert(names::INTEL_CPU);
-        }
-        if machine.host.hypervisor.is_none() {
-            machine.host.hypervisor =
-                names::hypervisor(function.id, &function.description).map(str::to_owned);
-        }
+    let on_root: Vec<&Function> = on_root.collect();
+    let host = &mut machine.host;
+    if host.hypervisor.is_none() {
+        let mut known = on_root
+            .iter()
+            .filter_map(|function| names::hypervisor(function.id, &function.description));
+        let known = known.next().or_else(|| hyper_v(&machine.functions));
+        host.hypervisor = known.map(str::to_owned);
     }
+    if host.hypervisor.is_none() && host.cpu.is_none() {
+        host.cpu = on_root.into_iter().find_map(processor);
+    }
+}
+
+/// Returns the processor of which a function on a root bus is a part.
+fn processor(function: &Function) -> Option<Cpu> {
+    let is_intel = || {
+        let vendor = function.id.map(|id| id.vendor);
+        vendor == Some(0x8086) || function.description.starts_with("Intel ")
+    };
+    if names::is_zen(function.id, &function.description) {
+        Some(names::ZEN_CPU)
+    } else if names::is_arm(function.id) {
+        Some(names::OTHER_CPU)
+    } else {
+        is_intel().then_some(names::INTEL_CPU)
+    }
+}
+
+/// Recognises a guest of Hyper-V, which Azure's machines are. It gives each device that it passes
+/// through a domain of its own, on bus 0 and without a bridge (Linux
+/// drivers/pci/controller/pci-hyperv.c).
+fn hyper_v(functions: &BTreeMap<Address, Function>) -> Option<&'static str> {
+    let is_alone = |(address, function): (&Address, &Function)| {
+        let is_there = address.domain != 0 && address.bus == 0 && function.is_of_interest();
+        let mut in_domain = functions
+            .iter()
+            .filter(|(other, _)| other.domain == address.domain);
+        is_there
+            && function.port_type != Some(PortType::IntegratedEndpoint)
+            && in_domain.all(|(_, function)| function.kind() != Kind::Bridge)
+    };
+    functions.iter().any(is_alone).then_some("Hyper-V")
 }
 
 /// Returns what the file of `tool` lacks.
@@ -286,6 +320,37 @@ mod tests {
         ) {
             judge(&(root.to_owned() + &pieces.concat()));
         }
+    }
+
+    /// Returns hypervisor and processor of the machine that `text` shows.
+    fn host(text: &str) -> (Option<String>, Option<Cpu>) {
+        let host = Machine::read(text).unwrap().host;
+        (host.hypervisor, host.cpu)
+    }
+
+    #[test]
+    fn chipset_of_a_guest_shows_no_processor() {
+        let chipset =
+            "00:00.0 Host bridge: Intel Corporation 82G33/G31/P35/P31 Express DRAM Controller\n";
+        let port = "00:02.0 PCI bridge: Red Hat, Inc. QEMU PCIe Root port\n";
+        assert_eq!(host(chipset), (None, Some(names::INTEL_CPU)));
+        let qemu = Some("QEMU".to_owned());
+        assert_eq!(host(&format!("{chipset}{port}")), (qemu, None));
+    }
+
+    #[test]
+    fn device_alone_in_a_domain_is_a_guest_s() {
+        let hyper_v = Some("Hyper-V".to_owned());
+        let gpu = "0001:00:00.0 3D controller: NVIDIA Corporation GH100 [H100 SXM5 80GB]\n";
+        assert_eq!(host(gpu).0, hyper_v);
+        let mana =
+            "7870:00:00.0 Ethernet controller [0200]: Microsoft Corporation Device [1414:00ba]\n";
+        assert_eq!(host(mana).0, hyper_v);
+        let port = "0001:00:00.0 PCI bridge: NVIDIA Corporation\n\tBus: primary=00, secondary=01, subordinate=01\n";
+        let below = gpu.replace(":00:", ":01:");
+        assert_eq!(host(&format!("{port}{below}")).0, None);
+        let integrated = "\tCapabilities: [60] Express (v2) Root Complex Integrated Endpoint\n";
+        assert_eq!(host(&format!("{gpu}{integrated}")).0, None);
     }
 
     #[test]
