@@ -1,6 +1,8 @@
 //! Reads what a paste tells outside of `lspci`'s output: processor, kernel, command line, and the
 //! kernel's log lines about peer-to-peer DMA.
 
+use std::collections::HashSet;
+
 use peerbar_rule::{AcsControl, Cpu, DeviceId, Vendor};
 
 use crate::address::Address;
@@ -9,21 +11,22 @@ use crate::machine::{Acs, Host, Iommu, Machine, Statement};
 /// Reads every line of `text` into `machine`.
 pub(crate) fn read(text: &str, machine: &mut Machine) {
     let mut cpu = CpuLines::default();
+    let mut seen = HashSet::new();
     let mut lines = text.lines().map(undecorated).peekable();
     while let Some(line) = lines.next() {
         cpu.take(line);
         host(&mut machine.host, line);
         let mut message = line.to_owned();
         // Mail programs break the message about a pair into two or three lines.
-        while is_broken(&message) {
-            let Some(next) = lines.next_if(|next| !next.is_empty()) else {
-                break;
-            };
+        while let Some(next) = lines.next_if(|next| is_continued(&message, next)) {
             message = format!("{message} {next}");
         }
         if let Some(statement) = statement(&message) {
             show_pair(machine, &statement);
-            machine.statements.push(statement);
+            // The kernel repeats itself.
+            if seen.insert(statement.clone()) {
+                machine.statements.push(statement);
+            }
         }
         redirecting_ports(machine, &message);
     }
@@ -32,19 +35,32 @@ pub(crate) fn read(text: &str, machine: &mut Machine) {
 }
 
 /// Returns `line` without marks of a quotation, and without what the system log puts before a line
-/// of the kernel, such as the host's name.
+/// of the kernel.
 fn undecorated(line: &str) -> &str {
     let line = line.trim_start_matches([' ', '\t', '>', '|']).trim_end();
     line.rsplit(" kernel: ").next().unwrap_or(line)
 }
 
-/// Returns `true` for the beginning of a message about a pair.
-fn is_broken(message: &str) -> bool {
+/// Begins the kernel's message about a pair that it refuses.
+const REFUSAL: &str = "cannot be used for peer-to-peer DMA";
+/// The rest of it, without the provider.
+const REST: &str =
+    "as the client and provider do not share an upstream bridge or whitelisted host bridge";
+
+/// Returns `true` if `next` goes on with `message`, which is the beginning of one about a pair: each of
+/// its words is one of that message, or the provider.
+fn is_continued(message: &str, next: &str) -> bool {
+    let is_of_message = |word: &str| {
+        word.strip_prefix('(')
+            .and_then(|word| word.strip_suffix(')'))
+            .map_or_else(
+                || REST.split(' ').any(|known| known == word),
+                |provider| provider.parse::<Address>().is_ok(),
+            )
+    };
     const LENGTH: usize = 240;
-    message.contains("cannot be used for peer-to-peer DMA")
-        && !message.contains("host bridge")
-        && !message.contains("ACS redirect")
-        && message.len() < LENGTH
+    let is_open = message.contains(REFUSAL) && message.len() < LENGTH;
+    is_open && !next.is_empty() && next.split_ascii_whitespace().all(is_of_message)
 }
 
 /// Adds the two functions of a message, which may be all that the text shows of them.
@@ -80,7 +96,7 @@ impl CpuLines {
                     self.vendor = Some(Vendor::from_id(value))
                 }
                 "cpu family" => self.family = value.parse().ok(),
-                "model name" => self.name = Some(value.to_owned()),
+                "model name" => self.name = Some(processor_name(value)),
                 _ => {}
             }
         }
@@ -93,7 +109,7 @@ impl CpuLines {
                 .split(',')
                 .next()
                 .and_then(|text| u32::from_str_radix(text, 16).ok());
-            self.name = Some(name.to_owned());
+            self.name = Some(processor_name(name));
         }
     }
 
@@ -114,6 +130,14 @@ impl CpuLines {
         };
         Some(Cpu { vendor, family })
     }
+}
+
+/// Returns a processor's name without what people and hypervisors add in parentheses, and no longer
+/// than CPUID's.
+fn processor_name(text: &str) -> String {
+    const LENGTH: usize = 48;
+    let name = text.split(" (").next().unwrap_or_default();
+    name.chars().take(LENGTH).collect()
 }
 
 /// Returns a family of the Zen processors if `name` is one of theirs.
@@ -148,7 +172,7 @@ fn host(host: &mut Host, line: &str) {
         host.iommu = Some(Iommu::PassThrough);
     }
     if let Some((_, name)) = line.split_once("Hypervisor vendor:") {
-        host.hypervisor = Some(name.trim().to_owned());
+        host.hypervisor = name.split_ascii_whitespace().next().map(str::to_owned);
     }
 }
 
@@ -156,7 +180,17 @@ impl Host {
     /// Takes a command line: the parameters that concern PCI and the IOMMU. Others may name disks
     /// and hosts.
     pub(crate) fn set_command_line(&mut self, command_line: &str) {
-        let concerns = |word: &&str| word.contains("iommu") || word.starts_with("pci=");
+        const NAMES: [&str; 5] = [
+            "iommu",
+            "intel_iommu",
+            "amd_iommu",
+            "pci",
+            "pcie_acs_override",
+        ];
+        let concerns = |word: &&str| {
+            let name = word.split('=').next().unwrap_or_default();
+            NAMES.contains(&name) || name.starts_with("iommu.")
+        };
         let words: Vec<&str> = command_line
             .split_ascii_whitespace()
             .filter(concerns)
@@ -201,28 +235,17 @@ fn release(line: &str) -> Option<&str> {
 /// Reads one of the kernel's messages (Linux drivers/pci/p2pdma.c, `calc_map_type_and_dist_warn`;
 /// drivers/iommu/intel/dmar.c; drivers/iommu/amd/iommu.c).
 fn statement(line: &str) -> Option<Statement> {
-    if line.contains("cannot be used for peer-to-peer DMA") {
+    if line.contains(REFUSAL) {
         let (client, provider) = pair(line)?;
-        let line = line.to_owned();
-        return Some(Statement::Refused {
-            client,
-            provider,
-            line,
-        });
+        return Some(Statement::Refused { client, provider });
     }
     if line.contains("ACS redirect is set between the client and provider") {
         let (client, provider) = pair(line)?;
-        let line = line.to_owned();
-        return Some(Statement::Redirected {
-            client,
-            provider,
-            line,
-        });
+        return Some(Statement::Redirected { client, provider });
     }
     if let Some((_, id)) = line.split_once("Host bridge not in P2PDMA whitelist: ") {
         let id = device_id(id.split(' ').next()?)?;
-        let line = line.to_owned();
-        return Some(Statement::NotListed { id, line });
+        return Some(Statement::NotListed { id });
     }
     iommu_fault(line)
 }
@@ -267,9 +290,19 @@ fn iommu_fault(line: &str) -> Option<Statement> {
     } else {
         return None;
     };
-    let client = client.parse().ok()?;
-    let line = line.to_owned();
-    Some(Statement::IommuFault { client, line })
+    Some(Statement::IommuFault {
+        client: client.parse().ok()?,
+        address: fault_address(line),
+    })
+}
+
+/// Reads `fault addr 0x38000000` or `address=0x38000000`.
+fn fault_address(line: &str) -> Option<u64> {
+    let rest = ["fault addr 0x", "address=0x"]
+        .iter()
+        .find_map(|key| line.split_once(key));
+    let digits = rest?.1.split([' ', ']']).next()?;
+    u64::from_str_radix(digits, 16).ok()
 }
 
 /// Takes the ports that redirect from the kernel's advice: "to disable ACS redirect for this path,
@@ -339,6 +372,14 @@ mod tests {
     }
 
     #[test]
+    fn line_after_a_broken_message_is_read_by_itself() {
+        let broken = "nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not\n";
+        let machine = read(&format!("{broken}Vendor ID: GenuineIntel\n"));
+        assert_eq!(machine.refusals().count(), 1);
+        assert_eq!(machine.host.cpu, Some(crate::names::INTEL_CPU));
+    }
+
+    #[test]
     fn broken_message_is_put_together() {
         let text = "\
 > >     [72.8] amdgpu 0000:67:00.0: cannot be used for peer-to-peer DMA
@@ -346,8 +387,9 @@ mod tests {
 > >     bridge or whitelisted host bridge
 ";
         let machine = read(text);
-        let line = "[72.8] amdgpu 0000:67:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:19:00.0) do not share an upstream bridge or whitelisted host bridge";
-        assert_eq!(machine.refusals().collect::<Vec<_>>(), [line]);
+        let line = "0000:67:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:19:00.0) do not share an upstream bridge or whitelisted host bridge";
+        let refusals: Vec<String> = machine.refusals().map(ToString::to_string).collect();
+        assert_eq!(refusals, [line]);
         assert_eq!(machine.functions.len(), 2);
         assert_eq!(
             read("nvme 0000:02:00.0: cannot be used for peer-to-peer DMA\n\n")
@@ -366,7 +408,7 @@ mod tests {
 [ 11.3] pci 0000:00:00.0: Host bridge not in P2PDMA whitelist: 8086:29c0
 [ 12.0] DMAR: [DMA Read NO_PASID] Request device [02:00.0] fault addr 0x38000000 [fault reason 0x06]
 [ 12.1] AMD-Vi: Event logged [IO_PAGE_FAULT device=02:00.0 domain=0x0010 address=0x0 flags=0x0020]
-[ 12.2] nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0010 address=0x0 flags=0x0020]
+[ 12.2] nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0010 address=0x1000 flags=0x0020]
 ";
         let machine = read(text);
         let client: Address = "02:00.0".parse().unwrap();
@@ -374,9 +416,15 @@ mod tests {
             Statement::Refused { client: at, .. }
             | Statement::Redirected { client: at, .. }
             | Statement::IommuFault { client: at, .. } => *at == client,
-            Statement::NotListed { id, .. } => id.device == 0x29c0,
+            Statement::NotListed { id } => id.device == 0x29c0,
         };
         assert_eq!(machine.statements.iter().filter(of_client).count(), 6);
+        let address = Some(0x3800_0000);
+        assert!(
+            machine
+                .statements
+                .contains(&Statement::IommuFault { client, address })
+        );
         let ports: Vec<String> = machine.functions.keys().map(Address::to_string).collect();
         let shown = [
             "0000:00:01.0",
@@ -385,5 +433,6 @@ mod tests {
             "0000:02:00.0",
         ];
         assert_eq!(ports, shown);
+        assert_eq!(read(&text.repeat(2)).statements, machine.statements);
     }
 }

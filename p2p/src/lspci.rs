@@ -404,7 +404,7 @@ pub(crate) fn describe_device(function: &mut Function, text: &str) {
     let id = ids.and_then(device_id).or_else(|| device_id(name));
     function.id = id.or_else(|| names::device_id(name)).or(function.id);
     if device_id(name).is_none() {
-        name.clone_into(&mut function.description);
+        function.description = names::published(name);
     }
 }
 
@@ -490,7 +490,9 @@ impl Entry {
             }
             "NUMA node" => function.numa_node = value.parse().ok(),
             "IOMMU group" => function.iommu_group = value.parse().ok(),
-            "Kernel driver in use" => function.driver = Some(value.to_owned()),
+            "Kernel driver in use" => {
+                function.driver = value.split(' ').next().map(str::to_owned);
+            }
             "Bus" => function.buses = buses(value).or(function.buses),
             "LnkCap" => {
                 let link = function.link.get_or_insert_default();

@@ -4,6 +4,7 @@
 //! means that the source does not tell; where a fact can be absent, its type says so.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use peerbar_rule::{AcsControl, Cpu, DeviceId, PortType, Release, Vendor};
 use serde::{Deserialize, Serialize};
@@ -182,7 +183,9 @@ pub struct Link {
 }
 
 /// A statement of the kernel about a pair or a host bridge.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+///
+/// It keeps the parts of a log line that matter and not the line, in which there may be host names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Statement {
     /// "cannot be used for peer-to-peer DMA": the map type is "not supported".
@@ -191,8 +194,6 @@ pub enum Statement {
         client: Address,
         /// The provider.
         provider: Address,
-        /// The line.
-        line: String,
     },
     /// "ACS redirect is set between the client and provider".
     Redirected {
@@ -200,23 +201,41 @@ pub enum Statement {
         client: Address,
         /// The provider.
         provider: Address,
-        /// The line.
-        line: String,
     },
     /// "Host bridge not in P2PDMA whitelist".
     NotListed {
         /// The host bridge's ID.
         id: DeviceId,
-        /// The line.
-        line: String,
     },
     /// A fault that an IOMMU reported for a device's DMA.
     IommuFault {
         /// The device that issued the DMA.
         client: Address,
-        /// The line.
-        line: String,
+        /// The address that it accessed.
+        address: Option<u64>,
     },
+}
+
+impl fmt::Display for Statement {
+    /// Writes the statement in the kernel's words (Linux drivers/pci/p2pdma.c).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { client, provider } => write!(
+                f,
+                "{client}: cannot be used for peer-to-peer DMA as the client and provider ({provider}) do not share \
+                 an upstream bridge or whitelisted host bridge"
+            ),
+            Self::Redirected { client, provider } => write!(
+                f,
+                "{client}: ACS redirect is set between the client and provider ({provider})"
+            ),
+            Self::NotListed { id } => write!(f, "Host bridge not in P2PDMA whitelist: {id}"),
+            Self::IommuFault { client, address } => {
+                write!(f, "IOMMU fault of {client}")?;
+                address.map_or(Ok(()), |address| write!(f, " at address {address:#x}"))
+            }
+        }
+    }
 }
 
 /// The kind of a device, by its class code and its memory.

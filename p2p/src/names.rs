@@ -208,9 +208,29 @@ pub(crate) fn hypervisor_by_firmware(vendor: &str) -> Option<String> {
 }
 
 /// Returns `true` if a name of a kernel's device stands for the whole device and may be published:
-/// DRM's connectors are named `card0-DP-1`, and a name such as `enx001122334455` has the MAC address.
+/// DRM's connectors are named `card0-DP-1`, and names such as `enx001122334455` and
+/// `ibx0c42a103008b3bc6` have an address.
 pub(crate) fn is_plain(name: &str) -> bool {
-    !name.contains('-') && !name.starts_with("enx")
+    !name.contains('-') && !has_hardware_address(name)
+}
+
+/// Returns `true` if `text` has as many hexadecimal digits in a row as a MAC address.
+fn has_hardware_address(text: &str) -> bool {
+    const DIGITS: usize = 12;
+    let mut runs = text.split(|c: char| !c.is_ascii_hexdigit());
+    runs.any(|run| run.len() >= DIGITS)
+}
+
+/// Returns the words of a device's description up to one that is not part of a name: a value that
+/// somebody has put there, or an address.
+pub(crate) fn published(description: &str) -> String {
+    let is_part = |word: &&str| {
+        let has_value = word.contains(['=', '@']);
+        // Groups of two digits: a MAC address.
+        !has_value && word.matches(':').count() < 5 && !has_hardware_address(word)
+    };
+    let words: Vec<&str> = description.split(' ').take_while(is_part).collect();
+    words.join(" ")
 }
 
 #[cfg(test)]
@@ -237,6 +257,36 @@ mod tests {
             id("Intel Corporation 8th Gen Core Processor Host Bridge/DRAM Registers"),
             None
         );
+    }
+
+    #[test]
+    fn names_with_an_address_are_not_plain() {
+        for name in [
+            "enx001122334455",
+            "ibx0c42a103008b3bc6",
+            "wlx001122334455",
+            "rocex0c42a1030016054c",
+            "card0-DP-1",
+        ] {
+            assert!(!is_plain(name), "{name}");
+        }
+        for name in ["enP2p1s0f0np0v0", "mlx5_0", "renderD128", "rocep59s0f0"] {
+            assert!(is_plain(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn description_ends_before_what_is_no_name() {
+        for (text, expected) in [
+            ("Mellanox MT27800 serial=MT1 MAC", "Mellanox MT27800"),
+            ("Mellanox MT27800 0c:42:a1:00:8b:3b", "Mellanox MT27800"),
+            (
+                "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+                "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+            ),
+        ] {
+            assert_eq!(published(text), expected);
+        }
     }
 
     #[test]

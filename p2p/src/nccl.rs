@@ -11,6 +11,7 @@ use peerbar_rule::{Cpu, DeviceId, Vendor};
 
 use crate::address::Address;
 use crate::machine::{Function, Host, Kind, Link, Machine};
+use crate::names;
 use crate::shape::Shown;
 use crate::xml::{Document, Element};
 
@@ -51,9 +52,10 @@ fn take(machine: &mut Machine, element: &Element, above: Around) -> Around {
             let device = pci(machine, element, above).or(device);
             return Around { numa_node, device };
         }
-        ("net", Some(function)) if function.kind() != Kind::Bridge => function
-            .names
-            .extend(element.get("name").map(str::to_owned)),
+        ("net", Some(function)) if function.kind() != Kind::Bridge => {
+            let name = element.get("name").filter(|name| names::is_plain(name));
+            function.names.extend(name.map(str::to_owned));
+        }
         // Files that people write leave out classes.
         ("gpu", Some(function)) => function.class = function.class.or(Some(0x0302)),
         ("nic", Some(function)) => function.class = function.class.or(Some(0x0200)),

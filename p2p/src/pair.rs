@@ -221,7 +221,6 @@ fn statements(
         Statement::Refused {
             client: c,
             provider: p,
-            line,
         } if (*c, *p) == (client, provider) => {
             let agrees = match verdict {
                 None => "which the rule cannot judge",
@@ -233,18 +232,17 @@ fn statements(
                     "but the rule allows it: the log is of another boot or kernel, or an input is wrong"
                 }
             };
-            Some(format!("the kernel refused this pair, {agrees}: {line}"))
+            Some(format!(
+                "the kernel refused this pair, {agrees}: {statement}"
+            ))
         }
         Statement::Redirected {
             client: c,
             provider: p,
-            line,
         } if (*c, *p) == (client, provider) => {
-            Some(format!("the kernel found a redirection: {line}"))
+            Some(format!("the kernel found a redirection: {statement}"))
         }
-        Statement::IommuFault { client: c, line } if *c == client => {
-            Some(format!("an IOMMU reported a fault of {client}: {line}"))
-        }
+        Statement::IommuFault { client: c, .. } if *c == client => Some(statement.to_string()),
         _ => None,
     };
     machine.statements.iter().filter_map(of_pair).collect()

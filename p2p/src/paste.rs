@@ -77,6 +77,30 @@ mod tests {
     }
 
     #[test]
+    fn machine_has_nothing_that_names_its_owner() {
+        let refused = "nvme 0000:1b:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:1a:00.0) do not";
+        let text = format!(
+            "{}Nov 29 12:00:01 secret1.example kernel[0]: {refused} share an upstream bridge or whitelisted host bridge\n\
+             <6>1 2026-11-29T12:00:00Z secret2 kernel - - - nvme 0000:1b:00.0: ACS redirect is set between the client and provider (0000:1a:00.0)\n\
+             root@secret3:~# echo \"{refused}\n\
+             mlx5_core 0000:86:00.0 eth0: MAC aa:bb:cc:dd:ee:ff hostname secret4\n\
+             secret5 kernel: [ 1.2] DMAR: [DMA Read NO_PASID] Request device [1b:00.0] fault addr 0xfee00000 [fault reason 0x06]\n\
+             BOOT_IMAGE=/vmlinuz-iommu-secret6 intel_iommu=on iommu_key=secret7 iommu.passthrough=1\n\
+             Model name: Intel Xeon (owner secret8)\n\
+             86:00.1 Infiniband controller [0207]: Mellanox Technologies MT27800 serial=secret9 MAC\n\
+             \tKernel driver in use: mlx5_core (secret10)\n",
+            two_sockets("ReqRedir+ CmpltRedir+")
+        );
+        let machine = Machine::read(&text).unwrap();
+        let saved = serde_json::to_string(&machine).unwrap();
+        assert!(!saved.contains("secret"), "{saved}");
+        assert!(!saved.contains("aa:bb"), "{saved}");
+        assert_eq!(machine.statements.len(), 3);
+        let command_line = "intel_iommu=on iommu.passthrough=1";
+        assert_eq!(machine.host.command_line.as_deref(), Some(command_line));
+    }
+
+    #[test]
     fn text_that_ends_early_gives_no_other_verdict() {
         let text = two_sockets("ReqRedir+ CmpltRedir+");
         let pair: [Address; 2] = ["1b:00.0", "1a:00.0"].map(|address| address.parse().unwrap());

@@ -251,16 +251,15 @@ fn gaps_of_file(machine: &Machine, tool: Tool) -> Vec<String> {
 }
 
 impl Machine {
-    /// Returns the kernel's lines about pairs that it refused, and host bridges that its list lacks.
-    pub fn refusals(&self) -> impl Iterator<Item = &str> {
-        self.statements
-            .iter()
-            .filter_map(|statement| match statement {
-                Statement::NotListed { line, .. } | Statement::Refused { line, .. } => {
-                    Some(line.as_str())
-                }
-                _ => None,
-            })
+    /// Returns the kernel's statements about pairs that it refused, and host bridges that its list lacks.
+    pub fn refusals(&self) -> impl Iterator<Item = &Statement> {
+        let is_refusal = |statement: &&Statement| {
+            matches!(
+                statement,
+                Statement::NotListed { .. } | Statement::Refused { .. }
+            )
+        };
+        self.statements.iter().filter(is_refusal)
     }
 }
 

@@ -37,7 +37,11 @@ pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
         text.push('\n');
     }
     text.push_str(&verdicts(matrix));
-    let refusals: Vec<String> = machine.refusals().take(3).map(str::to_owned).collect();
+    let refusals: Vec<String> = machine
+        .refusals()
+        .take(3)
+        .map(ToString::to_string)
+        .collect();
     if !refusals.is_empty() {
         text.push('\n');
         text.push_str(&block("log", &refusals));
