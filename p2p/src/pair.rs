@@ -126,7 +126,8 @@ fn refusal(machine: &Machine, way: Way, client: Address) -> Option<String> {
         // Its driver's own stack issues the requests.
         _ => return None,
     };
-    (way == Way::NotSupported).then(|| error.to_owned())
+    let is_asked = machine.host.has_p2pdma != Some(false);
+    (way == Way::NotSupported && is_asked).then(|| error.to_owned())
 }
 
 /// Returns the reason. The rule knows a host bridge by its ID; a text may have shown its name only.
