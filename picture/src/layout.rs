@@ -179,7 +179,11 @@ impl Row<'_> {
                 .name
                 .clone()
                 .unwrap_or_else(|| format!("switch {}", short(&switch.address))),
-            None => format!("root bus {}", self.root_bus),
+            // Like an address, without the domain that most machines have only.
+            None => {
+                let bus = self.root_bus.strip_prefix("pci0000:");
+                format!("root bus {}", bus.unwrap_or(self.root_bus))
+            }
         }
     }
 

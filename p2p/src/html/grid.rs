@@ -10,6 +10,7 @@ use crate::address::Address;
 use crate::labels::Labels;
 use crate::matrix::{Cell, Device};
 use crate::pair::Pair;
+use crate::wire::Wire;
 
 /// The most columns that a laptop's width has room for.
 const MOST_COLUMNS: usize = 33;
@@ -28,9 +29,9 @@ pub(super) fn grid(shown: &Shown<'_>) -> Markup {
             @if matrix.pairs.is_empty() {
                 p { "No pair: a pair needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device." }
             } @else {
-                p.lead { "DMA of a column's device to memory of a row's device: the kernel's verdict, and the distance. Choose a cell for the reason." }
+                p.lead { "Rows own the memory, columns issue the DMA: Linux' verdict, and the distance. Choose a cell for the reason." }
                 (table(shown, size))
-                (legend())
+                (legend(shown))
             }
         }
     }
@@ -83,16 +84,28 @@ fn drawn(
     }
 }
 
-/// Returns the words of the cells.
-fn legend() -> Markup {
+/// Returns the words of the cells and the marks of the ports that are there.
+fn legend(shown: &Shown<'_>) -> Markup {
+    let words: Vec<String> = shown.matrix.pairs.iter().map(Cell::kernel_word).collect();
+    let is_there = |word: &str| words.iter().any(|there| there.contains(word));
+    let has_port = |ports: fn(&Wire) -> &Vec<Address>| {
+        let mut wires = shown.pairs.iter().filter_map(|pair| pair.wire.as_ref());
+        wires.any(|wire| !ports(wire).is_empty())
+    };
     html! {
         dl.legend {
-            @for (class, word, meaning) in VERDICTS { div { dt.(class) { (word) } dd { (meaning) } } }
-            div { dt.no { "↑" } dd { "port that sends requests up to the root complex (ACS)" } }
-            div { dt.open { "?" } dd { "port that may do so: its ACS is not known" } }
+            @for (class, word, meaning) in VERDICTS.into_iter().filter(|(_, word, _)| is_there(word)) {
+                div { dt.(class) { (word) } dd { (meaning) } }
+            }
+            @if has_port(|wire| &wire.redirected_at) {
+                div { dt.no { "↑" } dd { "port that redirects requests to the root complex (ACS)" } }
+            }
+            @if has_port(|wire| &wire.unknown_at) {
+                div { dt.open { "?" } dd { "port that may do so: its ACS is not known" } }
+            }
         }
         p.note {
-            "PIX: one switch; PXB: several; PHB: root complex; NODE, SYS: host bridges of one, of two NUMA nodes; ^: sent up by ACS."
+            "PIX: one switch; PXB: several; PHB: root complex; NODE, SYS: host bridges of one, of two NUMA nodes; ^: ACS redirects to the root complex."
         }
     }
 }
