@@ -12,9 +12,9 @@ use crate::machine::{Acs, Function, Machine, Place};
 /// A change, what it costs, and what it leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// What to type or to move.
+    /// The command to type, or the device to move.
     pub change: String,
-    /// What it costs, if that matters.
+    /// Its cost, if that matters.
     pub price: Option<String>,
     /// The kernel's way after the change.
     pub way: Way,
@@ -84,34 +84,42 @@ fn without_redirection(
     }];
     // Some releases do less than the parameter says.
     let flaw = machine.release().may_keep_acs_redir().then_some(FLAW);
-    let addresses: Vec<String> = ports.iter().map(|(port, _)| port.to_string()).collect();
-    let flags = addresses.iter().map(|port| format!("x0x00xx@{port}"));
-    let flags = flags.collect::<Vec<_>>().join(";");
-    let has_flags = machine.release().has_config_acs();
-    let parameters = [
-        Some(format!("pci=disable_acs_redir={}", addresses.join(";"))),
-        has_flags.then(|| format!("pci=config_acs={flags}")),
-    ];
-    let command_line = machine.host.command_line.as_deref().unwrap_or_default();
-    let is_new = |parameter: &String| !command_line.split(' ').any(|word| word == parameter);
-    changes.extend(
-        parameters
-            .into_iter()
-            .flatten()
-            .filter(is_new)
-            .map(|parameter| Change {
-                change: format!("at boot: {parameter}"),
-                price: prices(flaw),
-                way,
-            }),
-    );
+    changes.extend(boot_parameters(machine, &ports).map(|parameter| Change {
+        change: format!("at boot: {parameter}"),
+        price: prices(flaw),
+        way,
+    }));
     changes
 }
 
-/// What to know of `setpci`.
+/// Returns the parameters that keep the kernel from switching redirection on at these ports, except
+/// those that its command line has already.
+fn boot_parameters(
+    machine: &Machine,
+    ports: &[(Address, AcsControl)],
+) -> impl Iterator<Item = String> {
+    let addresses: Vec<String> = ports.iter().map(|(port, _)| port.to_string()).collect();
+    let flags: Vec<String> = addresses
+        .iter()
+        .map(|port| format!("x0x00xx@{port}"))
+        .collect();
+    let config_acs = format!("pci=config_acs={}", flags.join(";"));
+    let parameters = [
+        Some(format!("pci=disable_acs_redir={}", addresses.join(";"))),
+        machine.release().has_config_acs().then_some(config_acs),
+    ];
+    let command_line = machine.host.command_line.as_deref().unwrap_or_default();
+    let is_new = |parameter: &String| !command_line.split(' ').any(|word| word == parameter);
+    parameters
+        .into_iter()
+        .flatten()
+        .filter(move |parameter| is_new(parameter))
+}
+
+/// The limits of `setpci`.
 const CACHED: &str = "until a reset, a suspend or the next boot; Linux decides a pair once, so reload the driver of the \
                       memory's owner";
-/// What to know of the boot parameters of some releases.
+/// A flaw of the boot parameters in some releases.
 const FLAW: &str =
     "some releases from Linux 6.11 to 6.14 ignore part of it; 6.14.3 and 6.15 do not";
 

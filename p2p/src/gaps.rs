@@ -1,4 +1,4 @@
-//! What a source lacks for a certain verdict, and the command that shows it.
+//! The facts that a source lacks for a certain verdict, and the commands that show them.
 
 use crate::address::Address;
 use crate::labels::Labels;

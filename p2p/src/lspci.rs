@@ -342,8 +342,8 @@ fn header(line: &str) -> Option<Header<'_>> {
     let (address, text) = line.split_once([' ', '\t'])?;
     let text = text.trim_start();
     let (class, _) = text.split_once(": ")?;
-    // Logs and tables contain addresses, too. A class is a number, or a few words of which the first
-    // begins with a capital letter or a digit.
+    // Logs and tables contain addresses, too. A class is a number, or a few words that begin with a
+    // capital letter or a digit.
     let is_number = hex(class, 4).is_some();
     let is_name = class.starts_with(|c: char| c.is_ascii_uppercase() || c.is_ascii_digit());
     let (address, bridge) = path(address)?;

@@ -1,4 +1,4 @@
-//! What is known of a machine: its PCI functions, processor, kernel and IOMMU.
+//! The known facts of a machine: its PCI functions, processor, kernel and IOMMU.
 //!
 //! Everything except a function's address may be unknown, because a text may not show it. `None`
 //! means that the source does not tell; where a fact can be absent, its type says so.
@@ -26,7 +26,7 @@ pub struct Machine {
     pub is_selection: bool,
     /// The source's own statements about pairs, such as the kernel's log lines.
     pub statements: Vec<Statement>,
-    /// What the source lacks, as sentences.
+    /// The facts that the source lacks, as sentences.
     pub gaps: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Host {
     }
 }
 
-/// What the IOMMU does with a device's DMA (Linux,
+/// The IOMMU's treatment of a device's DMA (Linux,
 /// Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -477,7 +477,7 @@ impl Machine {
             .collect()
     }
 
-    /// Returns the domains of which the source leaves out a port, or a port's bus numbers. `below` are
+    /// Returns the domains in which the source leaves out a port, or a port's bus numbers. `below` are
     /// the buses below bridges.
     fn partial_domains(&self, below: &BTreeSet<(u32, u8)>) -> BTreeSet<u32> {
         let is_partial = |(address, function): &(&Address, &Function)| {

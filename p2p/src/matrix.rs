@@ -16,9 +16,9 @@ pub struct Matrix {
     pub devices: Vec<Device>,
     /// The pairs, in the order of their providers, then of their clients.
     pub pairs: Vec<Cell>,
-    /// What may be wrong with the whole machine.
+    /// Obstacles in the whole machine.
     pub warnings: Vec<String>,
-    /// What the source lacks.
+    /// The facts that the source lacks.
     pub gaps: Vec<String>,
 }
 

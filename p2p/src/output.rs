@@ -10,14 +10,14 @@ use std::mem;
 use crate::address::Address;
 use crate::machine::{Acs, Function, Machine, Place};
 
-/// What one output shows.
+/// The functions that one output shows.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     /// The line of the text at which it begins.
     pub(crate) line: usize,
     /// Its functions.
     pub(crate) functions: BTreeMap<Address, Function>,
-    /// What it lacks, as sentences.
+    /// The facts that it lacks, as sentences.
     pub(crate) gaps: Vec<String>,
 }
 

@@ -29,9 +29,9 @@ pub struct Pair {
     pub path: Vec<PathHop>,
     /// Changes that let the pair do more.
     pub changes: Vec<Change>,
-    /// What else may be wrong, and why.
+    /// Other obstacles, with their evidence.
     pub warnings: Vec<String>,
-    /// What the source's own log lines say about the verdict.
+    /// The source's own log lines about the verdict.
     pub statements: Vec<String>,
 }
 

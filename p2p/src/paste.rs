@@ -41,7 +41,7 @@ mod tests {
     use crate::samples::two_sockets;
     use crate::text;
 
-    /// What people paste in one text.
+    /// Outputs that people paste in one text.
     fn paste() -> String {
         let lspci = two_sockets("ReqRedir+ CmpltRedir+");
         format!(

@@ -188,7 +188,7 @@ fn infer_host(machine: &mut Machine) {
     }
 }
 
-/// Returns the processor of which a function on a root bus is a part.
+/// Returns the processor that a function on a root bus belongs to.
 fn processor(function: &Function) -> Option<Cpu> {
     let is_intel = || {
         let vendor = function.id.map(|id| id.vendor);

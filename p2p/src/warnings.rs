@@ -1,4 +1,4 @@
-//! What else keeps peer-to-peer DMA from working, or makes it slow.
+//! Obstacles to peer-to-peer DMA other than its way, and reasons for a slow one.
 
 use crate::address::Address;
 use crate::machine::{Function, Iommu, Kind, Machine};
@@ -75,7 +75,7 @@ pub(crate) fn of_pair(
     warnings
 }
 
-/// What a function does in a pair.
+/// The part of a function in a pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Client,
@@ -126,7 +126,7 @@ fn out_of_reach(client: (Address, &Function), provider: (Address, &Function)) ->
     })
 }
 
-/// Warns of ends of which one uses Relaxed Ordering.
+/// Warns if only one of the ends uses Relaxed Ordering.
 fn relaxed_ordering(
     client: (Address, &Function),
     provider: (Address, &Function),

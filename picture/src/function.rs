@@ -15,7 +15,7 @@ pub struct Function {
     pub words: Vec<String>,
     /// Everything about it, for a tooltip.
     pub title: Option<String>,
-    /// What a port does to requests between peers.
+    /// The effect of a port on requests between peers.
     pub mark: Mark,
     /// NUMA node of its root bus.
     pub socket: Option<u16>,
@@ -34,7 +34,7 @@ pub enum Port {
     Downstream,
 }
 
-/// What a port does to requests between peers.
+/// The effect of a port on requests between peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mark {
     /// It forwards them.

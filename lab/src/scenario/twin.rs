@@ -6,7 +6,7 @@ use std::fmt;
 use peerbar_rule::MapType;
 use serde::{Deserialize, Serialize};
 
-/// What is known of the real machine. Devices have their names in the scenario. Names without a
+/// The verdicts on the real machine. Devices have their names in the scenario. Names without a
 /// device are ignored, so that devices can be removed from the scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
