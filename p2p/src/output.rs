@@ -105,44 +105,72 @@ impl Function {
 
     /// Takes every fact that it lacks from `other`.
     fn fill_in(&mut self, other: Self) {
-        macro_rules! fill_in {
-            ($($field:ident),*) => { $(self.$field = self.$field.take().or(other.$field);)* };
-        }
-        fill_in!(
+        // Naming all fields here keeps a new one from being left out below.
+        let Self {
+            place,
             id,
             class,
+            description,
             port_type,
+            has_slot,
             buses,
+            acs,
+            bars,
             decodes_memory,
             masters_bus,
             link,
             max_payload,
             relaxed_ordering,
+            dma_bits,
             numa_node,
             iommu_group,
             iommu,
             driver,
-            p2pmem
+            names,
+            p2pmem,
+        } = other;
+        macro_rules! fill_in {
+            ($($field:ident),*) => { $(self.$field = self.$field.take().or($field);)* };
+        }
+        fill_in!(
+            id,
+            class,
+            port_type,
+            has_slot,
+            buses,
+            decodes_memory,
+            masters_bus,
+            link
         );
+        fill_in!(
+            max_payload,
+            relaxed_ordering,
+            dma_bits,
+            numa_node,
+            iommu_group,
+            iommu,
+            driver
+        );
+        fill_in!(p2pmem);
         if self.place == Place::Unknown {
-            self.place = other.place;
+            self.place = place;
         }
         if self.acs == Acs::Unknown {
-            self.acs = other.acs;
+            self.acs = acs;
         }
         // A tree's descriptions may be cut.
-        if self.description.len() < other.description.len() {
-            self.description = other.description;
+        if self.description.len() < description.len() {
+            self.description = description;
         }
         if self.names.is_empty() {
-            self.names = other.names;
+            self.names = names;
         }
         if self.bars.is_empty() {
-            self.bars = other.bars;
+            self.bars = bars;
             return;
         }
         for bar in &mut self.bars {
-            let same = other.bars.iter().find(|other| other.index == bar.index);
+            let same = bars.iter().find(|other| other.index == bar.index);
             bar.size = bar.size.or(same.and_then(|same| same.size));
             bar.largest = bar.largest.or(same.and_then(|same| same.largest));
         }
@@ -151,7 +179,15 @@ impl Function {
 
 #[cfg(test)]
 mod tests {
-    use crate::samples::{DIRECT, REDIRECTS, machine, two_sockets};
+    use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
+
+    #[test]
+    fn later_output_keeps_what_it_does_not_show() {
+        let tree = "-[0000:17]-+-00.0-[18-1b]--\n           \\-01.0-[1c]----00.0  Samsung\n";
+        let machine = machine(&(two_sockets(DIRECT) + tree));
+        let port = machine.function(at("17:01.0")).unwrap();
+        assert_eq!(port.has_slot, Some(true));
+    }
 
     #[test]
     fn two_states_of_a_port_are_a_conflict() {
