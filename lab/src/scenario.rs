@@ -70,7 +70,7 @@ pub use program::HostProgram;
 pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
 pub use share::Share;
-pub use twin::{MachineVerdict, ProviderVerdicts, Twin};
+pub use twin::{ProviderVerdicts, Twin};
 
 use check::Endpoints;
 

@@ -74,6 +74,11 @@ fn hex(text: &str, digits: std::ops::RangeInclusive<usize>) -> Option<u32> {
 }
 
 impl Address {
+    /// Returns `true` if both are functions of one device.
+    pub fn is_same_device(self, other: Self) -> bool {
+        (self.domain, self.bus, self.device) == (other.domain, other.bus, other.device)
+    }
+
     /// Returns the device number times 8 plus the function number.
     pub fn devfn(self) -> u8 {
         (self.device & 0x1f) << 3 | self.function & 7
@@ -131,6 +136,13 @@ impl TryFrom<String> for Address {
     fn try_from(text: String) -> Result<Self, InvalidAddress> {
         text.parse()
     }
+}
+
+/// Reads the bus numbers `03` or `03-08`.
+pub(crate) fn bus_range(text: &str) -> Option<(u8, u8)> {
+    let number = |text: &str| u8::from_str_radix(text, 16).ok();
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some((number(first)?, number(last)?))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use peerbar_rule::{DeviceId, PortType};
 
-use crate::address::Address;
+use crate::address::{Address, bus_range};
 use crate::machine::{Bar, Function, Place};
 use crate::output::Output;
 
@@ -123,7 +123,7 @@ fn of_device(line: &str) -> Option<(Address, &str)> {
 fn fact(text: &str) -> Option<Fact> {
     if let Some(buses) = text.strip_prefix("PCI bridge to [bus ") {
         let buses = buses.split_once(']')?.0;
-        return Some(Fact::Bridge(range(buses)?));
+        return Some(Fact::Bridge(bus_range(buses)?));
     }
     let group = text
         .strip_prefix("Adding to iommu group ")
@@ -154,14 +154,9 @@ fn found(text: &str) -> Option<Fact> {
     let (id, rest) = text.strip_prefix('[')?.split_once("] type ")?;
     let (_, class) = rest.split_once("class 0x")?;
     let (class, kind) = class.split_once(' ').unwrap_or((class, ""));
-    let (vendor, device) = id.split_once(':')?;
-    let number = |text| u16::from_str_radix(text, 16).ok();
     let class = u32::from_str_radix(class, 16).ok()? >> 8;
     Some(Fact::Found {
-        id: DeviceId {
-            vendor: number(vendor)?,
-            device: number(device)?,
-        },
+        id: id.parse().ok()?,
         class: u16::try_from(class).ok()?,
         port_type: port_type(kind),
     })
@@ -201,7 +196,7 @@ fn bar(index: u8, text: &str) -> Option<Bar> {
 /// Reads `PC01] (domain 0000 [bus 80-ff])`.
 fn root_bridge(text: &str) -> Option<(u32, u8)> {
     let (domain, rest) = text.split_once("(domain ")?.1.split_once(" [bus ")?;
-    let bus = range(rest.split(']').next()?)?.0;
+    let bus = bus_range(rest.split(']').next()?)?.0;
     Some((u32::from_str_radix(domain, 16).ok()?, bus))
 }
 
@@ -210,13 +205,6 @@ fn domain_and_bus(text: &str) -> Option<(u32, u8)> {
     let (domain, bus) = text.split_once(':')?;
     let bus = u8::from_str_radix(bus, 16).ok()?;
     Some((u32::from_str_radix(domain, 16).ok()?, bus))
-}
-
-/// Reads the bus numbers `03` or `03-08`.
-pub(crate) fn range(text: &str) -> Option<(u8, u8)> {
-    let number = |text: &str| u8::from_str_radix(text, 16).ok();
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    Some((number(first)?, number(last)?))
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use peerbar_rule::{AcsControl, Ascent, Hop, PortType, Reason, Redirect};
+use peerbar_rule::{AcsControl, Ascent, Hop, PortType, Reason, Redirect, Way};
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::kernel::{KernelVerdict, Way, verdict};
+use crate::kernel::{KernelVerdict, verdict};
 use crate::machine::{Acs, Function, Machine, Place};
 
 /// A change, what it costs, and what it leads to.

@@ -118,8 +118,9 @@ pub(crate) fn read(bytes: &[u8], function: &mut Function) {
 /// Reads the PCI Express capability at `at` (PCIe Base 6.0, 7.5.3).
 fn express(space: ConfigSpace<'_>, at: usize, function: &mut Function) {
     let word = |offset: usize| space.word(at.saturating_add(offset));
-    function.port_type = word(2).map(|flags| port_type(flags >> 4 & 0xf));
-    function.has_slot = word(2).map(|flags| flags & 0x100 != 0);
+    let flags = word(2).map(u16::to_le_bytes);
+    function.port_type = flags.map(|[low, _]| PortType::from_number(low >> 4));
+    function.has_slot = flags.map(|[_, high]| high & 1 != 0);
     if let Some(control) = word(8) {
         function.relaxed_ordering = Some(control & 0x10 != 0);
         function.max_payload = Some(128 << (control >> 5 & 7));
@@ -132,18 +133,6 @@ fn express(space: ConfigSpace<'_>, at: usize, function: &mut Function) {
             max_speed: speed(capability & 0xf),
             max_width: u8::try_from(capability >> 4 & 0x3f).ok(),
         });
-    }
-}
-
-/// Device/Port Type (PCIe Base 6.0, 7.5.3.2).
-fn port_type(number: u16) -> PortType {
-    match number {
-        0x0 | 0x1 => PortType::Endpoint,
-        0x4 => PortType::RootPort,
-        0x5 => PortType::UpstreamPort,
-        0x6 => PortType::DownstreamPort,
-        0x9 => PortType::IntegratedEndpoint,
-        _ => PortType::Other,
     }
 }
 

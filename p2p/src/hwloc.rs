@@ -5,7 +5,7 @@
 
 use peerbar_rule::DeviceId;
 
-use crate::address::Address;
+use crate::address::{Address, bus_range};
 use crate::log;
 use crate::machine::{Function, Machine};
 use crate::names;
@@ -24,7 +24,7 @@ struct Around {
 
 #[derive(Clone, Copy, Default)]
 enum Bridge {
-    /// There is none.
+    /// No bridge.
     #[default]
     Nowhere,
     /// A host bridge, and its root bus.
@@ -110,9 +110,7 @@ fn pci(machine: &mut Machine, element: &Element, above: Around) -> Option<Around
 /// Reads `0000:[2b-3b]`.
 fn buses(element: &Element) -> Option<(u8, u8)> {
     let (_, range) = element.get("bridge_pci")?.split_once(":[")?;
-    let (first, last) = range.strip_suffix(']')?.split_once('-')?;
-    let bus = |text| u8::from_str_radix(text, 16).ok();
-    Some((bus(first)?, bus(last)?))
+    bus_range(range.strip_suffix(']')?)
 }
 
 /// Reads `0302 [10de:1db8] [10de:131d] a1`.
@@ -120,13 +118,9 @@ fn class_and_id(text: &str) -> (Option<u16>, Option<DeviceId>) {
     let number = |text| u16::from_str_radix(text, 16).ok();
     let mut words = text.split(' ');
     let class = words.next().and_then(number);
-    let id = words.next().and_then(|word| {
-        let (vendor, device) = word.trim_matches(['[', ']']).split_once(':')?;
-        Some(DeviceId {
-            vendor: number(vendor)?,
-            device: number(device)?,
-        })
-    });
+    let id = words
+        .next()
+        .and_then(|word| word.trim_matches(['[', ']']).parse().ok());
     (class, id)
 }
 
@@ -223,9 +217,9 @@ mod tests {
     use peerbar_rule::Vendor;
 
     use super::*;
-    use crate::kernel::Way;
     use crate::machine::{Kind, Place};
     use crate::wire::Distance;
+    use peerbar_rule::Way;
 
     const TEXT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">

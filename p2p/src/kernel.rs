@@ -6,13 +6,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use peerbar_rule::{
-    AcsControl, Cpu, Decision, DeviceId, MapType, Platform, Release, Vendor, decide,
-};
-use serde::Serialize;
+use peerbar_rule::{AcsControl, Decision, DeviceId, Platform, Release, Way, decide};
 
 use crate::address::Address;
 use crate::machine::{Acs, Iommu, Kind, Machine};
+use crate::names::{OTHER_CPU, ZEN_CPU};
 use crate::tree::{Tree, is_host_bridge_known, root_bus_name};
 
 /// The kernel's verdict on a pair.
@@ -37,18 +35,6 @@ pub(crate) struct Outcome {
     pub(crate) way: Way,
 }
 
-/// The way of a transfer, without the form of the address, which the IOMMU's mode decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Way {
-    /// Refused: `PCI_P2PDMA_MAP_NOT_SUPPORTED`.
-    NotSupported,
-    /// Through the host bridge: `PCI_P2PDMA_MAP_THRU_HOST_BRIDGE`.
-    ThroughHostBridge,
-    /// Direct, by bus address: `PCI_P2PDMA_MAP_BUS_ADDR`.
-    BusAddress,
-}
-
 /// A fact that the machine does not tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Assumption {
@@ -60,39 +46,6 @@ pub(crate) enum Assumption {
     Listed(Vec<String>),
     /// The kernel is older than the release whose list was the first with a host bridge.
     OlderThan(Release),
-}
-
-impl From<MapType> for Way {
-    fn from(map_type: MapType) -> Self {
-        match map_type {
-            MapType::NotSupported => Self::NotSupported,
-            MapType::BusAddress => Self::BusAddress,
-            MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => {
-                Self::ThroughHostBridge
-            }
-        }
-    }
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NotSupported => "not supported",
-            Self::ThroughHostBridge => "through the host bridge",
-            Self::BusAddress => "bus address",
-        })
-    }
-}
-
-impl Way {
-    /// Returns the word in a table.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::NotSupported => "no",
-            Self::ThroughHostBridge => "host",
-            Self::BusAddress => "bus",
-        }
-    }
 }
 
 impl fmt::Display for Assumption {
@@ -122,15 +75,6 @@ impl fmt::Display for Assumption {
 
 /// The most ports that a condition names; the path shows all of them.
 const MOST_NAMED: usize = 3;
-/// Processors of both kinds.
-const ZEN: Cpu = Cpu {
-    vendor: Vendor::Amd,
-    family: 0x17,
-};
-const NOT_TRUSTED: Cpu = Cpu {
-    vendor: Vendor::Other,
-    family: 0,
-};
 /// A host bridge on every release's list.
 const LISTED: DeviceId = DeviceId {
     vendor: 0x8086,
@@ -144,8 +88,12 @@ pub(crate) fn verdict(
     client: Address,
     provider: Address,
 ) -> Option<KernelVerdict> {
-    let unknown = unknown(machine, client, provider);
-    let decision = decide_if(machine, &[], client, provider)?;
+    let tree = Tree::of(machine, [client, provider]);
+    let unknown = unknown(machine, &tree, client, provider);
+    let decide_if = |assumptions: &[Assumption]| {
+        decide_if(machine, tree.clone(), assumptions, client, provider)
+    };
+    let decision = decide_if(&[])?;
     let first = Outcome {
         assumptions: Vec::new(),
         way: way(machine, &decision),
@@ -159,7 +107,7 @@ pub(crate) fn verdict(
         let is_assumed = |at: usize| world >> at & 1 != 0;
         let assumptions = (0..).zip(&unknown).filter(|(at, _)| is_assumed(*at));
         let assumptions: Vec<Assumption> = assumptions.map(|(_, fact)| fact.clone()).collect();
-        let decision = decide_if(machine, &assumptions, client, provider)?;
+        let decision = decide_if(&assumptions)?;
         let way = way(machine, &decision);
         // Fewer facts that lead to the same way say it all.
         let says_it = |known: &&Outcome| {
@@ -177,7 +125,7 @@ pub(crate) fn verdict(
     Some(KernelVerdict {
         first,
         others,
-        tree: Tree::of(machine, [client, provider]),
+        tree,
     })
 }
 
@@ -189,16 +137,16 @@ fn way(machine: &Machine, decision: &Decision) -> Way {
     }
 }
 
-/// Returns the decision if `assumptions` hold, and none of the other unknown facts does.
+/// Returns the decision on `tree` if `assumptions` hold, and none of the other unknown facts does.
 fn decide_if(
     machine: &Machine,
+    mut tree: Tree,
     assumptions: &[Assumption],
     client: Address,
     provider: Address,
 ) -> Option<Decision> {
-    let mut tree = Tree::of(machine, [client, provider]);
     let mut kernel = machine.release();
-    let mut cpu = machine.host.cpu.unwrap_or(NOT_TRUSTED);
+    let mut cpu = machine.host.cpu.unwrap_or(OTHER_CPU);
     for assumption in assumptions {
         match assumption {
             Assumption::Redirected(ports) => {
@@ -210,7 +158,7 @@ fn decide_if(
                     tree.tree.set_acs(id, AcsControl::REQUEST_REDIRECT);
                 }
             }
-            Assumption::Trusted => cpu = ZEN,
+            Assumption::Trusted => cpu = ZEN_CPU,
             Assumption::Listed(buses) => tree.list_host_bridges(buses, LISTED),
             Assumption::OlderThan(_) => kernel = Release::OLDEST,
         }
@@ -228,7 +176,7 @@ fn decide_if(
 }
 
 /// Returns the facts that the machine does not tell and on which the pair's decision may depend.
-fn unknown(machine: &Machine, client: Address, provider: Address) -> Vec<Assumption> {
+fn unknown(machine: &Machine, tree: &Tree, client: Address, provider: Address) -> Vec<Assumption> {
     let mut unknown = Vec::new();
     let ports = unknown_ports(machine, client, provider);
     if !ports.is_empty() {
@@ -246,8 +194,7 @@ fn unknown(machine: &Machine, client: Address, provider: Address) -> Vec<Assumpt
         unknown.push(Assumption::Listed(buses.into_iter().collect()));
     }
     if machine.host.release.is_none() {
-        let listed_since = Tree::of(machine, [client, provider]).listed_since();
-        let later = listed_since.filter(|since| *since > Release::OLDEST);
+        let later = tree.listed_since().filter(|since| *since > Release::OLDEST);
         unknown.extend(later.map(Assumption::OlderThan));
     }
     unknown

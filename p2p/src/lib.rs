@@ -65,10 +65,10 @@ mod xml;
 
 pub use address::{Address, InvalidAddress};
 pub use changes::Change;
-pub use kernel::Way;
 pub use labels::{Labels, NoSuchDevice};
 pub use machine::{Acs, Bar, Function, Host, Iommu, Kind, Link, Machine, Place, Statement};
 pub use matrix::{Cell, Device, Matrix};
 pub use pair::{Condition, Kernel, Pair, PathHop};
+pub use peerbar_rule::Way;
 pub use read::ReadError;
 pub use wire::{Distance, Summit, Wire};

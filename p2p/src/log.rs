@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use peerbar_rule::{AcsControl, Cpu, DeviceId, Vendor};
+use peerbar_rule::{AcsControl, Cpu, Vendor};
 
 use crate::address::Address;
 use crate::machine::{Acs, Host, Iommu, Machine, Statement};
@@ -244,7 +244,7 @@ fn statement(line: &str) -> Option<Statement> {
         return Some(Statement::Redirected { client, provider });
     }
     if let Some((_, id)) = line.split_once("Host bridge not in P2PDMA whitelist: ") {
-        let id = device_id(id.split(' ').next()?)?;
+        let id = id.split(' ').next()?.parse().ok()?;
         return Some(Statement::NotListed { id });
     }
     iommu_fault(line)
@@ -257,15 +257,6 @@ fn pair(line: &str) -> Option<(Address, Address)> {
         .find_map(|word| word.strip_suffix(':')?.parse().ok())?;
     let in_parentheses = |word: &str| word.split('(').nth(1)?.split(')').next()?.parse().ok();
     Some((client, line.split(' ').find_map(in_parentheses)?))
-}
-
-fn device_id(text: &str) -> Option<DeviceId> {
-    let (vendor, device) = text.split_once(':')?;
-    let number = |text| u16::from_str_radix(text, 16).ok();
-    Some(DeviceId {
-        vendor: number(vendor)?,
-        device: number(device)?,
-    })
 }
 
 /// Reads `DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr …` and

@@ -401,9 +401,10 @@ pub(crate) fn describe_device(function: &mut Function, text: &str) {
         .unwrap_or(device)
         .trim_end();
     let (name, ids) = bracketed(device);
-    let id = ids.and_then(device_id).or_else(|| device_id(name));
+    let number = name.parse::<DeviceId>().ok();
+    let id = ids.and_then(|ids| ids.parse().ok()).or(number);
     function.id = id.or_else(|| names::device_id(name)).or(function.id);
-    if device_id(name).is_none() {
+    if number.is_none() {
         function.description = names::published(name);
     }
 }
@@ -423,14 +424,6 @@ fn bracketed(text: &str) -> (&str, Option<&str>) {
         }
         _ => (text, None),
     }
-}
-
-fn device_id(text: &str) -> Option<DeviceId> {
-    let (vendor, device) = text.split_once(':')?;
-    Some(DeviceId {
-        vendor: hex(vendor, 4)?,
-        device: hex(device, 4)?,
-    })
 }
 
 /// Parses a hexadecimal number of exactly `digits` digits.

@@ -10,8 +10,7 @@
 //!                                              \-01.0-[03]----00.0  Samsung Electronics Co Ltd
 //! ```
 
-use crate::address::Address;
-use crate::boot_log::range;
+use crate::address::{Address, bus_range};
 use crate::lspci::describe_device;
 use crate::machine::Place;
 use crate::output::Output;
@@ -190,7 +189,7 @@ impl Trees {
         }
         function.class = Some(PCI_BRIDGE);
         cursor.skip(|c| matches!(c, '-' | '['));
-        let buses = cursor.until(']').and_then(range);
+        let buses = cursor.until(']').and_then(bus_range);
         let is_inside = |(first, last): &(u8, u8)| *first > bus.number && *last <= bus.last;
         if let Some((first, last)) = buses.filter(is_inside) {
             function.buses = Some((first, last));

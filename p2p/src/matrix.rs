@@ -1,9 +1,10 @@
 //! All pairs of a machine's providers and clients.
 
+use peerbar_rule::Way;
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::kernel::{self, Way};
+use crate::kernel;
 use crate::labels::Labels;
 use crate::machine::Machine;
 use crate::warnings;
@@ -97,7 +98,8 @@ impl Machine {
         }
     }
 
-    fn cell(&self, client: Address, provider: Address) -> Cell {
+    /// Returns the verdicts on DMA of `client` to memory of `provider`, without reasons.
+    pub fn cell(&self, client: Address, provider: Address) -> Cell {
         let verdict = kernel::verdict(self, client, provider);
         let wire = wire::wire(self, client, provider);
         Cell {
@@ -117,13 +119,22 @@ impl Machine {
     }
 }
 
+/// Returns the word for a way in a table.
+fn word(way: Way) -> &'static str {
+    match way {
+        Way::NotSupported => "no",
+        Way::ThroughHostBridge => "host",
+        Way::BusAddress => "bus",
+    }
+}
+
 impl Cell {
     /// Returns the kernel's way in a word: `bus`, `host`, `no`; `bus?` if it is conditional, `?` if
     /// it is unknown.
     pub fn kernel_word(&self) -> String {
         let mark = if self.is_conditional { "?" } else { "" };
         self.way
-            .map_or_else(|| "?".to_owned(), |way| format!("{}{mark}", way.word()))
+            .map_or_else(|| "?".to_owned(), |way| format!("{}{mark}", word(way)))
     }
 
     /// Returns the distance in a word, with a mark if ACS sends requests up.

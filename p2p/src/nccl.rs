@@ -138,9 +138,9 @@ fn cpuid_family(number: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Way;
     use crate::machine::Place;
     use crate::wire::Distance;
+    use peerbar_rule::Way;
 
     /// Two GPUs and an adapter below a switch, and a GPU below a root port of the same node.
     fn text(cpu: &str) -> String {

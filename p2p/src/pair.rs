@@ -1,11 +1,11 @@
 //! Everything about one pair.
 
-use peerbar_rule::{Hop, Permit, Reason};
+use peerbar_rule::{Hop, Permit, Reason, Way};
 use serde::Serialize;
 
 use crate::address::Address;
 use crate::changes::{self, Change};
-use crate::kernel::{self, KernelVerdict, Outcome, Way};
+use crate::kernel::{self, KernelVerdict, Outcome};
 use crate::machine::{Acs, Kind, Machine, Statement};
 use crate::tree::{Tree, host_bridge_name, is_host_bridge_known, root_bus_name};
 use crate::warnings;

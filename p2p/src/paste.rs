@@ -1,4 +1,4 @@
-//! Reads a paste: whatever of `lspci`, the kernel's log and other tools somebody put into one text.
+//! Reads a paste: outputs of `lspci`, the kernel's log and other tools in one text.
 
 use crate::boot_log;
 use crate::decode;
@@ -36,10 +36,10 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::address::Address;
-    use crate::kernel::Way;
     use crate::machine::Machine;
     use crate::samples::two_sockets;
     use crate::text;
+    use peerbar_rule::Way;
 
     /// Outputs that people paste in one text.
     fn paste() -> String {

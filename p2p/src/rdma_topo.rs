@@ -106,9 +106,9 @@ mod tests {
     use peerbar_rule::AcsControl;
 
     use super::*;
-    use crate::kernel::Way;
     use crate::machine::{Acs, Kind, Place};
     use crate::pair::Pair;
+    use peerbar_rule::Way;
 
     fn in_base64(bytes: &[u8]) -> String {
         const DIGITS: &[u8; 64] =

@@ -142,7 +142,7 @@ type Ways = (Vec<Address>, Vec<Address>);
 fn ways(machine: &Machine, client: Address, provider: Address) -> Option<(Ways, Summit)> {
     let (from_client, is_whole) = machine.bridges_above(client);
     let (from_provider, is_whole_too) = machine.bridges_above(provider);
-    if is_same_device(client, provider) {
+    if client.is_same_device(provider) {
         return Some((Ways::default(), Summit::Device));
     }
     let common = from_client
@@ -165,10 +165,6 @@ fn ways(machine: &Machine, client: Address, provider: Address) -> Option<(Ways, 
     }
     let summit = root_summit(machine, client, provider)?;
     Some(((from_client, from_provider), summit))
-}
-
-fn is_same_device(a: Address, b: Address) -> bool {
-    (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
 }
 
 fn root_summit(machine: &Machine, client: Address, provider: Address) -> Option<Summit> {

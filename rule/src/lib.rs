@@ -51,11 +51,14 @@ mod host_bridges;
 mod pci_tree;
 mod platform;
 mod walk;
+mod way;
 mod words;
 
 pub use acs::AcsControl;
 pub use decision::{Ascent, Decision, Hop, MapType, Permit, Reason, Redirect, decide};
 pub use pci_tree::{
-    DeviceId, Function, FunctionId, HostBridge, HostBridgeId, Parent, PciTree, PortType,
+    DeviceId, Function, FunctionId, HostBridge, HostBridgeId, InvalidDeviceId, Parent, PciTree,
+    PortType,
 };
 pub use platform::{Cpu, Platform, Release, Vendor};
+pub use way::Way;

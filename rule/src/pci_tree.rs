@@ -1,6 +1,7 @@
 //! The PCI tree: host bridges, ports and endpoints.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -211,7 +212,42 @@ impl fmt::Display for DeviceId {
     }
 }
 
+/// A text that is not an ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidDeviceId;
+
+impl FromStr for DeviceId {
+    type Err = InvalidDeviceId;
+
+    /// Parses `10de:2330`: two hexadecimal numbers of four digits.
+    fn from_str(text: &str) -> Result<Self, InvalidDeviceId> {
+        let number = |text: &str| {
+            let is_hex = text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let number = is_hex.then(|| u16::from_str_radix(text, 16).ok());
+            number.flatten().ok_or(InvalidDeviceId)
+        };
+        let (vendor, device) = text.split_once(':').ok_or(InvalidDeviceId)?;
+        Ok(Self {
+            vendor: number(vendor)?,
+            device: number(device)?,
+        })
+    }
+}
+
 impl PortType {
+    /// Returns the type with this number in the PCI Express Capabilities register (PCIe Base 6.0,
+    /// 7.5.3.2, Device/Port Type).
+    pub fn from_number(number: u8) -> Self {
+        match number {
+            0x0 | 0x1 => Self::Endpoint,
+            0x4 => Self::RootPort,
+            0x5 => Self::UpstreamPort,
+            0x6 => Self::DownstreamPort,
+            0x9 => Self::IntegratedEndpoint,
+            _ => Self::Other,
+        }
+    }
+
     /// Returns `true` if it is a port of a root complex or a switch.
     pub fn is_port(self) -> bool {
         matches!(
@@ -242,6 +278,34 @@ mod tests {
         vendor: 0x1b36,
         device: 0x0c,
     };
+
+    #[test]
+    fn device_id_is_read_back() {
+        let id = DeviceId {
+            vendor: 0x10de,
+            device: 0x2330,
+        };
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for text in [
+            "10de",
+            "10de:233",
+            "10de:+330",
+            "10de:2330:1",
+            "0x10:2330",
+            "",
+        ] {
+            assert_eq!(text.parse::<DeviceId>(), Err(InvalidDeviceId), "{text}");
+        }
+    }
+
+    #[test]
+    fn port_types_have_their_numbers() {
+        let numbers = (0..16).filter(|number| PortType::from_number(*number).is_port());
+        assert_eq!(numbers.collect::<Vec<_>>(), [4, 5, 6]);
+        assert_eq!(PortType::from_number(1), PortType::Endpoint);
+        assert_eq!(PortType::from_number(9), PortType::IntegratedEndpoint);
+        assert_eq!(PortType::from_number(7), PortType::Other);
+    }
 
     #[test]
     fn functions_are_found_by_name_with_their_parents() {

@@ -1,10 +1,9 @@
 //! The real machine that a scenario imitates, and that machine's verdicts on pairs of devices.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use peerbar_rule::MapType;
-use serde::{Deserialize, Serialize};
+use peerbar_rule::Way;
+use serde::Deserialize;
 
 /// The verdicts on the real machine. Devices have their names in the scenario. Names without a
 /// device are ignored, so that devices can be removed from the scenario.
@@ -33,56 +32,19 @@ pub struct ProviderVerdicts {
     pub not_supported: Vec<String>,
 }
 
-/// The kernel's verdict on a pair of the real machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MachineVerdict {
-    /// Direct, by bus address.
-    BusAddress,
-    /// Through the host bridge.
-    ThroughHostBridge,
-    /// Refused.
-    NotSupported,
-}
-
 impl Twin {
     /// Returns the machine's verdict on DMA of `client` to memory of `provider`.
-    pub fn verdict(&self, provider: &str, client: &str) -> Option<MachineVerdict> {
+    pub fn verdict(&self, provider: &str, client: &str) -> Option<Way> {
         let verdicts = self.verdicts.get(provider)?;
         let all = [
-            (&verdicts.bus_address, MachineVerdict::BusAddress),
-            (
-                &verdicts.through_host_bridge,
-                MachineVerdict::ThroughHostBridge,
-            ),
-            (&verdicts.not_supported, MachineVerdict::NotSupported),
+            (&verdicts.bus_address, Way::BusAddress),
+            (&verdicts.through_host_bridge, Way::ThroughHostBridge),
+            (&verdicts.not_supported, Way::NotSupported),
         ];
         let found = all
             .into_iter()
             .find(|(clients, _)| clients.iter().any(|name| name == client));
         found.map(|(_, verdict)| verdict)
-    }
-}
-
-impl From<MapType> for MachineVerdict {
-    fn from(map_type: MapType) -> Self {
-        match map_type {
-            MapType::BusAddress => Self::BusAddress,
-            MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => {
-                Self::ThroughHostBridge
-            }
-            MapType::NotSupported => Self::NotSupported,
-        }
-    }
-}
-
-impl fmt::Display for MachineVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::BusAddress => "bus address",
-            Self::ThroughHostBridge => "through host bridge",
-            Self::NotSupported => "not supported",
-        })
     }
 }
 
@@ -99,8 +61,8 @@ mod tests {
                     verdicts.g0 = { bus-address = [\"d0\"], not-supported = [\"d1\", \"gone\"] }\n";
         let scenario = Scenario::parse_interactive(Path::new("x.toml"), text).unwrap();
         let twin = scenario.twin.unwrap();
-        assert_eq!(twin.verdict("g0", "d0"), Some(MachineVerdict::BusAddress));
-        assert_eq!(twin.verdict("g0", "d1"), Some(MachineVerdict::NotSupported));
+        assert_eq!(twin.verdict("g0", "d0"), Some(Way::BusAddress));
+        assert_eq!(twin.verdict("g0", "d1"), Some(Way::NotSupported));
         assert_eq!(twin.verdict("d0", "g0"), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Changes that lead to another outcome. Each change is tried on the rule before it is printed.
 
-use peerbar_rule::{AcsControl, Ascent, Decision, Hop, MapType, PciTree, Platform, Reason};
+use peerbar_rule::{AcsControl, Ascent, Decision, Hop, MapType, PciTree, Platform, Reason, Way};
 use serde::Serialize;
 
 use super::case::{Case, decide_in};
@@ -40,18 +40,10 @@ pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> 
         .filter_map(|(tree, platform, change)| {
             let verdict = decide_in(&tree, &platform, pair)?.verdict;
             let is_usable = is_routed || verdict != MapType::BusAddress;
-            (is_usable && rank(verdict) > rank(now.verdict)).then_some(Advice { change, verdict })
+            (is_usable && Way::from(verdict) > Way::from(now.verdict))
+                .then_some(Advice { change, verdict })
         });
     tried.collect()
-}
-
-/// Returns the rank of a verdict: refused, through the root, direct.
-fn rank(verdict: MapType) -> u8 {
-    match verdict {
-        MapType::NotSupported => 0,
-        MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => 1,
-        MapType::BusAddress => 2,
-    }
 }
 
 /// Returns the guest's PCI tree without redirection at its ports, and the kernel parameter for

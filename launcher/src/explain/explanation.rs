@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use peerbar_report::{Check, Completer, Measure, Route};
-use peerbar_rule::{Decision, Hop, MapType, Reason};
+use peerbar_rule::{Decision, Hop, MapType, Reason, Way};
 use peerbar_switch::LinkMode;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use super::case::Case;
 use super::pairs::Pair;
 use peerbar_lab::kernel_iommu::acs_options;
 use peerbar_lab::results::{CheckResult, CheckStatus};
-use peerbar_lab::scenario::{DeviceSpec, MachineVerdict};
+use peerbar_lab::scenario::DeviceSpec;
 
 /// The reason why a client's DMA reaches a provider's memory, or why it does not.
 #[derive(Debug, Serialize)]
@@ -91,7 +91,7 @@ pub(crate) struct KernelDecision {
 #[derive(Debug, Serialize)]
 pub(crate) struct MachineDecision {
     /// The verdict.
-    pub verdict: MachineVerdict,
+    pub verdict: Way,
     /// Set if the rule's verdict on the scenario is the same.
     pub agrees: bool,
     /// The source that the machine was read from.

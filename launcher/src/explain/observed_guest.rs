@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use peerbar_p2p::Address;
 use peerbar_report::{Evidence, GuestPlatform, PciFunction};
 use peerbar_rule::{
     AcsControl, Cpu, DeviceId, Function, HostBridge, Parent, PciTree, Platform, PortType, Release,
@@ -164,31 +165,16 @@ fn id(function: &PciFunction) -> DeviceId {
     }
 }
 
-/// Device/Port Type (PCIe Base 6.0, 7.5.3.2).
 fn kind(function: &PciFunction) -> PortType {
-    match function.port_type {
-        Some(0x0 | 0x1) => PortType::Endpoint,
-        Some(0x4) => PortType::RootPort,
-        Some(0x5) => PortType::UpstreamPort,
-        Some(0x6) => PortType::DownstreamPort,
-        Some(0x9) => PortType::IntegratedEndpoint,
-        _ => PortType::Other,
-    }
+    function
+        .port_type
+        .map_or(PortType::Other, PortType::from_number)
 }
 
 /// Returns the device number times 8 plus the function number of an address such as `0000:00:1f.2`;
 /// 255, which is the first of no root bus, for anything else.
 fn devfn(address: &str) -> u8 {
-    let device_function = address
-        .rsplit(':')
-        .next()
-        .and_then(|part| part.split_once('.'));
-    let number = device_function.and_then(|(device, function)| {
-        let device = u8::from_str_radix(device, 16).ok()?;
-        let function: u8 = function.parse().ok()?;
-        device.checked_mul(8)?.checked_add(function)
-    });
-    number.unwrap_or(u8::MAX)
+    address.parse().map_or(u8::MAX, Address::devfn)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! An explanation for people.
 
 use super::explanation::{Explanation, KernelDecision, MachineDecision, PathHop, Seen};
+use super::twin;
 use peerbar_lab::count::counted;
 use peerbar_lab::size::human;
 
@@ -89,7 +90,7 @@ fn chosen(kernel: &KernelDecision) -> Vec<String> {
 }
 
 fn on_machine(machine: &MachineDecision) -> String {
-    let MachineDecision { verdict, of, .. } = machine;
+    let (verdict, of) = (twin::word(machine.verdict), &machine.of);
     match machine.agrees {
         true => format!("{of}: {verdict}, as here"),
         false => format!("DIFFERS: {verdict} on the machine of {of}"),

@@ -1,14 +1,16 @@
 //! The verdicts of a real machine, of the rule and of the guest's kernel in the machine's twin, side
 //! by side.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use peerbar_lab::scenario::{MachineVerdict, Twin};
+use peerbar_lab::scenario::Twin;
+use peerbar_rule::Way;
 
 use super::explanation::Explanation;
 
-/// The verdicts of machine and rule, and the kernel's if it is not the rule's.
-type Verdicts = (MachineVerdict, MachineVerdict, Option<String>);
+/// The verdicts of machine and rule, the best first, and the kernel's if it is not the rule's.
+type Verdicts = (Reverse<Way>, Reverse<Way>, Option<&'static str>);
 
 /// Pairs with the same verdicts.
 #[derive(Default)]
@@ -31,8 +33,8 @@ pub(super) fn table(twin: &Twin, explanations: &[Explanation]) -> String {
             continue;
         };
         let verdicts = (
-            machine.verdict,
-            explanation.rule.verdict.into(),
+            Reverse(machine.verdict),
+            Reverse(explanation.rule.verdict.into()),
             other_choice(explanation),
         );
         let group = groups.entry(verdicts).or_default();
@@ -57,22 +59,32 @@ pub(super) fn table(twin: &Twin, explanations: &[Explanation]) -> String {
 }
 
 /// Returns the kernel's choice if it is not the rule's.
-fn other_choice(explanation: &Explanation) -> Option<String> {
+fn other_choice(explanation: &Explanation) -> Option<&'static str> {
     let kernel = explanation.kernel.as_ref();
     let kernel = kernel.filter(|kernel| kernel.agrees == Some(false))?;
-    let known = kernel
-        .chosen
-        .map(|chosen| MachineVerdict::from(chosen).to_string());
-    Some(known.unwrap_or_else(|| "unknown".to_owned()))
+    Some(
+        kernel
+            .chosen
+            .map_or("unknown", |chosen| word(chosen.into())),
+    )
+}
+
+/// Returns a verdict in words that fit a column.
+pub(super) fn word(verdict: Way) -> &'static str {
+    match verdict {
+        Way::BusAddress => "bus address",
+        Way::ThroughHostBridge => "through host bridge",
+        Way::NotSupported => "not supported",
+    }
 }
 
 impl Group<'_> {
-    fn row(&self, (machine, rule, kernel): &Verdicts) -> String {
+    fn row(&self, (Reverse(machine), Reverse(rule), kernel): &Verdicts) -> String {
         let count: usize = self.clients.values().map(Vec::len).sum();
         let seen = match (kernel, self.decided) {
-            (Some(kernel), _) => kernel.clone(),
-            (None, 0) => "-".to_owned(),
-            (None, _) => rule.to_string(),
+            (Some(kernel), _) => kernel,
+            (None, 0) => "-",
+            (None, _) => word(*rule),
         };
         let decided = match self.decided {
             0 => String::new(),
@@ -83,7 +95,8 @@ impl Group<'_> {
             true => "",
             false => "  DIFFERS",
         };
-        format!("  {machine:COLUMN$}{rule:COLUMN$}{seen:COLUMN$}{count}{decided}{mark}\n")
+        let (own, of_rule) = (word(*machine), word(*rule));
+        format!("  {own:COLUMN$}{of_rule:COLUMN$}{seen:COLUMN$}{count}{decided}{mark}\n")
     }
 
     /// Returns the pairs as lines. A provider with all of its `clients` here names none of them.

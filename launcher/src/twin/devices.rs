@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::bail;
 use peerbar_p2p::{Address, Function, Kind, Labels, Machine};
 
+use super::text;
+
 /// The longest name of a device in a scenario.
 const LONGEST: usize = 20;
 
@@ -99,7 +101,7 @@ impl Chosen {
             return;
         };
         let is_like =
-            |device: &Device| device.model == model && is_same_device(device.address, address);
+            |device: &Device| device.model == model && device.address.is_same_device(address);
         let (_, is_whole) = machine.bridges_above(address);
         if !is_whole {
             self.no_place.push(label.to_owned());
@@ -142,20 +144,9 @@ fn device(address: Address, function: &Function, model: Model, name: String) -> 
     }
 }
 
-fn is_same_device(a: Address, b: Address) -> bool {
-    (a.domain, a.bus, a.device) == (b.domain, b.bus, b.device)
-}
-
 /// Returns a name like `label` that a scenario may have and no other of `devices` has.
 fn name(label: &str, devices: &[Device]) -> String {
-    let fit = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '_' {
-            c
-        } else {
-            '-'
-        }
-    };
-    let mut plain: String = label.chars().map(fit).collect();
+    let mut plain = text::in_name(label);
     if !plain.starts_with(|c: char| c.is_ascii_alphabetic()) {
         plain.insert(0, 'd');
     }

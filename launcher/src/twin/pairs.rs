@@ -5,9 +5,8 @@ use std::path::Path;
 
 use anyhow::Context;
 use peerbar_lab::pci_tree::{pci_tree, platform};
-use peerbar_lab::scenario::{MachineVerdict, Scenario};
-use peerbar_p2p::Way;
-use peerbar_rule::{MapType, Release, decide};
+use peerbar_lab::scenario::Scenario;
+use peerbar_rule::{MapType, Release, Way, decide};
 
 use super::devices::{Device, Model};
 use super::{Twin, text};
@@ -19,7 +18,7 @@ pub(super) struct TwinPair {
     pub(super) client: String,
     pub(super) client_model: Model,
     /// The machine's verdict, and whether it depends on facts that the source does not show.
-    pub(super) machine: MachineVerdict,
+    pub(super) machine: Way,
     pub(super) is_conditional: bool,
     /// The rule's verdict for the twin.
     pub(super) twin: MapType,
@@ -39,15 +38,11 @@ pub(super) fn decided(twin: &Twin<'_>) -> anyhow::Result<Vec<TwinPair>> {
     let platform =
         platform(&scenario.machine, Release::NEWEST).context("the twin's processor is unknown")?;
     let devices = || twin.shape.devices.iter().map(|(device, _)| device);
-    let cells = twin.machine.matrix(false).pairs;
     let mut pairs = Vec::new();
     for provider in devices().filter(|device| device.is_provider) {
         for client in devices().filter(|device| device.address != provider.address) {
-            let ends = (provider.address, client.address);
-            let cell = cells
-                .iter()
-                .find(|cell| (cell.provider, cell.client) == ends);
-            let Some((cell, way)) = cell.and_then(|cell| Some((cell, cell.way?))) else {
+            let cell = twin.machine.cell(client.address, provider.address);
+            let Some(way) = cell.way else {
                 continue;
             };
             let find = |device: &Device| tree.find(&device.name);
@@ -59,21 +54,13 @@ pub(super) fn decided(twin: &Twin<'_>) -> anyhow::Result<Vec<TwinPair>> {
                 provider: provider.name.clone(),
                 client: client.name.clone(),
                 client_model: client.model,
-                machine: verdict(way),
+                machine: way,
                 is_conditional: cell.is_conditional,
                 twin: decision.verdict,
             });
         }
     }
     Ok(pairs)
-}
-
-fn verdict(way: Way) -> MachineVerdict {
-    match way {
-        Way::NotSupported => MachineVerdict::NotSupported,
-        Way::ThroughHostBridge => MachineVerdict::ThroughHostBridge,
-        Way::BusAddress => MachineVerdict::BusAddress,
-    }
 }
 
 /// The most pairs that all have a check.
@@ -90,7 +77,7 @@ pub(super) fn checked<'a>(twin: &'a Twin<'_>) -> Vec<&'a TwinPair> {
     let mut seen = BTreeSet::new();
     let mut is_new = |pair: &&TwinPair| {
         let ends = (place(&pair.provider), place(&pair.client));
-        seen.insert((ends, pair.machine, MachineVerdict::from(pair.twin)))
+        seen.insert((ends, pair.machine, Way::from(pair.twin)))
     };
     match twin.pairs.len() {
         0..=MOST_CHECKS => twin.pairs.iter().collect(),

@@ -1,4 +1,5 @@
-use peerbar_lab::scenario::{AttachPoint, MachineVerdict};
+use peerbar_lab::scenario::AttachPoint;
+use peerbar_rule::Way;
 
 use super::*;
 
@@ -115,8 +116,8 @@ fn devices_have_the_places_of_the_machine() {
     let expected: Vec<_> = checks.map(|check| check["expect"].clone()).collect();
     assert_eq!(expected, ["peer", "refused"]);
     let verdict = |client| twin.twin.as_ref().unwrap().verdict("gpu0", client);
-    assert_eq!(verdict("nvme0"), Some(MachineVerdict::BusAddress));
-    assert_eq!(verdict("nvme1"), Some(MachineVerdict::NotSupported));
+    assert_eq!(verdict("nvme0"), Some(Way::BusAddress));
+    assert_eq!(verdict("nvme1"), Some(Way::NotSupported));
 }
 
 #[test]
@@ -129,7 +130,7 @@ fn ports_that_redirect_have_acs_and_an_iommu() {
         ("EPYC", Iommu::IntelPassthrough)
     );
     let verdict = twin.twin.unwrap().verdict("gpu0", "nvme0");
-    assert_eq!(verdict, Some(MachineVerdict::ThroughHostBridge));
+    assert_eq!(verdict, Some(Way::ThroughHostBridge));
 }
 
 #[test]
@@ -208,14 +209,8 @@ fn nested_switches_are_one_unless_a_port_between_them_redirects() {
         ("switch-03", "switch-03", "switch-01")
     );
     let twin = divided.twin.unwrap();
-    assert_eq!(
-        twin.verdict("gpu0", "nvme1"),
-        Some(MachineVerdict::BusAddress)
-    );
-    assert_eq!(
-        twin.verdict("gpu0", "nvme0"),
-        Some(MachineVerdict::NotSupported)
-    );
+    assert_eq!(twin.verdict("gpu0", "nvme1"), Some(Way::BusAddress));
+    assert_eq!(twin.verdict("gpu0", "nvme0"), Some(Way::NotSupported));
     assert!(
         twin.differences
             .iter()

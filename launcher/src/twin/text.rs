@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use peerbar_lab::scenario::MachineVerdict;
 use peerbar_lab::size::human;
-use peerbar_rule::MapType;
+use peerbar_rule::Way;
 
 use super::Twin;
 use super::devices::{Device, Model};
@@ -105,23 +104,19 @@ fn host(twin: &Twin<'_>) -> String {
         .collect()
 }
 
+/// Returns `text` with `-` in the place of characters that a name may not have.
+pub(super) fn in_name(text: &str) -> String {
+    text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_', "-")
+}
+
 /// Returns a name for the scenario after that of a file.
 fn name(of: &str) -> String {
     let stem = std::path::Path::new(of).file_stem();
     let stem = stem
         .map(|stem| stem.to_string_lossy().into_owned())
         .unwrap_or_default();
-    let fit = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '_' {
-            c
-        } else {
-            '-'
-        }
-    };
-    let name: String = "twin-"
+    let name: String = in_name(&format!("twin-{stem}"))
         .chars()
-        .chain(stem.chars())
-        .map(fit)
         .take(LONGEST)
         .collect();
     name.trim_end_matches('-').to_owned()
@@ -184,10 +179,10 @@ fn in_comment(text: &str) -> String {
 }
 
 fn check(pair: &TwinPair) -> String {
-    let expected = match pair.twin {
-        MapType::BusAddress => "peer",
-        MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => "host-bridge",
-        MapType::NotSupported => "refused",
+    let expected = match Way::from(pair.twin) {
+        Way::BusAddress => "peer",
+        Way::ThroughHostBridge => "host-bridge",
+        Way::NotSupported => "refused",
     };
     let by = match pair.client_model {
         Model::Nic => "by = \"verbs\"\n",
@@ -230,11 +225,11 @@ fn verdicts(twin: &Twin<'_>) -> String {
     text + "\n"
 }
 
-fn key(verdict: MachineVerdict) -> &'static str {
+fn key(verdict: Way) -> &'static str {
     match verdict {
-        MachineVerdict::BusAddress => "bus-address",
-        MachineVerdict::ThroughHostBridge => "through-host-bridge",
-        MachineVerdict::NotSupported => "not-supported",
+        Way::BusAddress => "bus-address",
+        Way::ThroughHostBridge => "through-host-bridge",
+        Way::NotSupported => "not-supported",
     }
 }
 

@@ -7,12 +7,12 @@ use peerbar_picture::Script;
 use super::grid::grid;
 use super::pairs;
 use super::picture::picture;
-use crate::kernel::Way;
 use crate::machine::Machine;
 use crate::matrix::{Cell, Matrix};
 use crate::pair::Pair;
 use crate::size::human;
 use crate::text::host;
+use peerbar_rule::Way;
 
 const STYLE: &str = include_str!("style.css");
 /// The test of the page in a browser fails if the hash is not that of the text.
