@@ -11,7 +11,7 @@ use crate::pair::{Kernel, Pair, PathHop};
 use crate::size::human;
 
 /// Why there may be no pair.
-const NO_PAIR: &str = "\
+pub(crate) const NO_PAIR: &str = "\
 No pair: it needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device.
 ";
 /// The words of the kernel's table.
@@ -274,8 +274,8 @@ pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
     text
 }
 
-/// Returns what to do, each change on a line of its own, and after those that give and cost the same
-/// what that is.
+/// Returns each change on a line of its own. Changes that give and cost the same share the line that
+/// says so, which follows them.
 fn changes(changes: &[Change]) -> Vec<String> {
     let same = |a: &Change, b: &Change| (a.way, &a.price) == (b.way, &b.price);
     let groups = changes.chunk_by(same);

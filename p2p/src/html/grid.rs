@@ -6,11 +6,12 @@ use maud::{Markup, html};
 
 use super::page::{Shown, VERDICTS, class};
 use super::pairs::{Route, anchor};
+use super::picture::Marks;
 use crate::address::Address;
 use crate::labels::Labels;
 use crate::matrix::{Cell, Device};
 use crate::pair::Pair;
-use crate::wire::Wire;
+use crate::text::NO_PAIR;
 
 /// The most columns that a laptop's width has room for.
 const MOST_COLUMNS: usize = 33;
@@ -27,7 +28,7 @@ pub(super) fn grid(shown: &Shown<'_>) -> Markup {
         section aria-labelledby="matrix" {
             h2 id="matrix" { "Matrix" }
             @if matrix.pairs.is_empty() {
-                p { "No pair: a pair needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device." }
+                p { (NO_PAIR) }
             } @else {
                 p.lead { "Rows own the memory, columns issue the DMA: Linux' verdict, and the distance. Choose a cell for the reason." }
                 (table(shown, size))
@@ -88,19 +89,16 @@ fn drawn(
 fn legend(shown: &Shown<'_>) -> Markup {
     let words: Vec<String> = shown.matrix.pairs.iter().map(Cell::kernel_word).collect();
     let is_there = |word: &str| words.iter().any(|there| there.contains(word));
-    let has_port = |ports: fn(&Wire) -> &Vec<Address>| {
-        let mut wires = shown.pairs.iter().filter_map(|pair| pair.wire.as_ref());
-        wires.any(|wire| !ports(wire).is_empty())
-    };
+    let marks = Marks::of(shown);
     html! {
         dl.legend {
             @for (class, word, meaning) in VERDICTS.into_iter().filter(|(_, word, _)| is_there(word)) {
                 div { dt.(class) { (word) } dd { (meaning) } }
             }
-            @if has_port(|wire| &wire.redirected_at) {
+            @if !marks.redirect.is_empty() {
                 div { dt.no { "↑" } dd { "port that redirects requests to the root complex (ACS)" } }
             }
-            @if has_port(|wire| &wire.unknown_at) {
+            @if !marks.unknown.is_empty() {
                 div { dt.open { "?" } dd { "port that may do so: its ACS is not known" } }
             }
         }

@@ -28,7 +28,7 @@ const COMPANY: [&str; 8] = [
     "Systems",
     "subsidiaries",
 ];
-/// Words that say of which kind a device is, which its name says too.
+/// Words for the kind of a device, which its label shows already.
 const KIND: [&str; 7] = [
     "Device",
     "NVMe",
@@ -228,14 +228,14 @@ fn bridge_title(address: Address, function: &machine::Function) -> String {
     format!("{kind} {address}\n{}", function.description)
 }
 
-/// The ports that send requests between the pairs of the matrix up, or may do so.
-struct Marks {
-    redirect: BTreeSet<Address>,
-    unknown: BTreeSet<Address>,
+/// The ports that redirect requests between the pairs of the matrix, or may do so.
+pub(super) struct Marks {
+    pub(super) redirect: BTreeSet<Address>,
+    pub(super) unknown: BTreeSet<Address>,
 }
 
 impl Marks {
-    fn of(shown: &Shown<'_>) -> Self {
+    pub(super) fn of(shown: &Shown<'_>) -> Self {
         let wires = || shown.pairs.iter().filter_map(|pair| pair.wire.as_ref());
         let redirecting = |wire: &Wire| {
             [
