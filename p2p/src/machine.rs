@@ -69,7 +69,7 @@ impl Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Iommu {
-    /// There is none, or it is off.
+    /// No IOMMU, or one that is off.
     Off,
     /// It passes addresses on as they are: `identity`.
     PassThrough,

@@ -60,9 +60,8 @@ impl Machine {
         Ok(sysfs::read(root)?)
     }
 
-    /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` and
-    /// whatever else a person pasted with it, a topology file of NCCL, RCCL or hwloc, or a dump of
-    /// `rdma_topo`.
+    /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` among
+    /// other lines, a topology file of NCCL, RCCL or hwloc, or a dump of `rdma_topo`.
     ///
     /// # Errors
     ///

@@ -40,9 +40,9 @@ pub enum Mark {
     /// It forwards them.
     #[default]
     None,
-    /// It sends them up.
+    /// It redirects them to the root complex.
     Redirects,
-    /// It may send them up.
+    /// It may redirect them.
     Unknown,
 }
 

@@ -32,7 +32,7 @@ pub struct Shape {
     pub is_detailed: bool,
     /// Most devices in a line.
     pub columns: usize,
-    /// Width of memory, or 0 if there is none.
+    /// Width of memory, or 0 without memory.
     pub ram: i32,
     /// Least width of the root complex.
     pub trunk: i32,
@@ -179,7 +179,7 @@ impl Row<'_> {
                 .name
                 .clone()
                 .unwrap_or_else(|| format!("switch {}", short(&switch.address))),
-            // Like an address, without the domain that most machines have only.
+            // Like an address, without the first domain.
             None => {
                 let bus = self.root_bus.strip_prefix("pci0000:");
                 format!("root bus {}", bus.unwrap_or(self.root_bus))

@@ -35,7 +35,7 @@ impl Recorded {
     /// Reads the run in `folder`.
     ///
     /// # Errors
-    /// There is none, it has not ended, or it is of another version of peerbar.
+    /// The folder has no run, the run has not ended, or another version of peerbar made it.
     pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
         let run = Self::read_before_verdict(folder)?;
         text(folder, VERDICT)?;
@@ -45,7 +45,7 @@ impl Recorded {
     /// Reads the run in `folder`, which may lack the file `verdict`.
     ///
     /// # Errors
-    /// There is none, or it is of another version of peerbar.
+    /// The folder has no run, or another version of peerbar made it.
     pub(crate) fn read_before_verdict(folder: &Path) -> Result<Self, Failure> {
         if !folder.is_dir() {
             return Err(Failure::Usage(anyhow!(
