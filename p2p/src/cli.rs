@@ -11,6 +11,7 @@ use crate::address::Address;
 use crate::decode;
 use crate::html;
 use crate::machine::{Function, Machine};
+use crate::pair::Pair;
 use crate::size::human;
 use crate::text;
 use crate::warnings;
@@ -72,12 +73,14 @@ pub fn printable(text: &str) -> String {
     decode::clean(text)
 }
 
-/// Returns the answer to the question of `options`, as text or JSON.
+/// Returns the answer to the question of `options`, as text or JSON. `columns` is the width of the
+/// terminal, or `None` without one.
 ///
 /// # Errors
 ///
 /// The source cannot be read, or has no such device.
-pub fn answer(options: &Options) -> Result<String, CliError> {
+pub fn answer(options: &Options, columns: Option<u16>) -> Result<String, CliError> {
+    let width = columns.map_or(text::WIDTH, |columns| usize::from(columns).min(text::WIDTH));
     let machine = machine(options.from.as_deref())?;
     if let Some(file) = &options.save {
         if options.from.as_ref() == Some(file) {
@@ -92,7 +95,11 @@ pub fn answer(options: &Options) -> Result<String, CliError> {
     let answer = match options.pair.as_slice() {
         [client, provider] => {
             let pair = find(&machine, client, provider).map_err(CliError::Usage)?;
-            both_directions(&machine, pair, options.json)?
+            if options.json {
+                json(&both_directions(&machine, pair))?
+            } else {
+                in_words(&machine, &both_directions(&machine, pair), width)
+            }
         }
         _ => {
             let matrix = machine.matrix(options.all);
@@ -102,7 +109,7 @@ pub fn answer(options: &Options) -> Result<String, CliError> {
             if options.json {
                 json(&matrix)?
             } else {
-                text::matrix(&machine, &matrix)
+                text::matrix(&machine, &matrix, width)
             }
         }
     };
@@ -170,21 +177,20 @@ fn find(machine: &Machine, client: &str, provider: &str) -> Result<(Address, Add
 
 /// Returns the verdicts on DMA of the first device to memory of the second, and on the reverse if
 /// the first has memory for peers.
-fn both_directions(
-    machine: &Machine,
-    (client, provider): (Address, Address),
-    as_json: bool,
-) -> Result<String> {
+fn both_directions(machine: &Machine, (client, provider): (Address, Address)) -> Vec<Pair> {
     let mut pairs = vec![machine.pair(client, provider)];
     if machine.function(client).is_some_and(Function::is_provider) {
         pairs.push(machine.pair(provider, client));
     }
-    if as_json {
-        return json(&pairs);
-    }
-    let texts: Vec<String> = pairs.iter().map(|pair| text::pair(machine, pair)).collect();
-    let notes = text::notes(&warnings::of_machine(machine), &machine.gaps);
-    Ok(texts.join("\n") + &notes)
+    pairs
+}
+
+fn in_words(machine: &Machine, pairs: &[Pair], width: usize) -> String {
+    let texts: Vec<String> = pairs
+        .iter()
+        .map(|pair| text::pair(machine, pair, width))
+        .collect();
+    texts.join("\n") + &text::notes(&warnings::of_machine(machine), &machine.gaps, width)
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {

@@ -19,7 +19,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let failed = match answer(&Cli::parse().options) {
+    let failed = match answer(&Cli::parse().options, columns()) {
         Ok(text) => match io::stdout().write_all(text.as_bytes()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => CliError::Failed(
                 anyhow::Error::new(error).context("cannot write to standard output"),
@@ -30,4 +30,10 @@ fn main() -> ExitCode {
     };
     eprintln!("peerbar-p2p: {}", printable(&failed.to_string()));
     ExitCode::from(failed.code())
+}
+
+/// Returns the width of the terminal, or `None` if the answer goes elsewhere.
+fn columns() -> Option<u16> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col)
 }

@@ -62,9 +62,13 @@ mod tests {
     fn use_all(text: &str) {
         if let Ok(machine) = Machine::read(text) {
             let matrix = machine.matrix(true);
-            text::matrix(&machine, &matrix);
+            text::matrix(&machine, &matrix, text::WIDTH);
             for cell in matrix.pairs.iter().take(3) {
-                text::pair(&machine, &machine.pair(cell.client, cell.provider));
+                text::pair(
+                    &machine,
+                    &machine.pair(cell.client, cell.provider),
+                    text::WIDTH,
+                );
             }
         }
     }

@@ -15,28 +15,29 @@ pub(crate) const NO_PAIR: &str = "\
 No pair: it needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device.
 ";
 /// The words of the kernel's table.
-const KERNEL_LEGEND: &str =
-    "  bus: direct, by bus address; host: through the host bridge; no: refused
-  ?: depends on what the source does not show
-";
+const KERNEL_LEGEND: [&str; 2] = [
+    "bus: direct, by bus address; host: through the host bridge; no: refused",
+    "?: depends on what the source does not show",
+];
 /// The words of the wire's table.
-const WIRE_LEGEND: &str = "  PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node
-  SYS: two NUMA nodes; ^: ACS redirects to the root complex
-";
+const WIRE_LEGEND: [&str; 2] = [
+    "PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node",
+    "SYS: two NUMA nodes; ^: ACS redirects to the root complex",
+];
 /// Width of the words before a block of lines.
 const MARGIN: usize = 9;
-/// Width of a terminal.
-const WIDTH: usize = 100;
+/// Width of a text that is not for a terminal, and of a text for any wider terminal.
+pub(crate) const WIDTH: usize = 100;
 
-/// Returns the matrix of `machine` as text.
-pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
+/// Returns the matrix of `machine` as text, in lines of `width` columns.
+pub(crate) fn matrix(machine: &Machine, matrix: &Matrix, width: usize) -> String {
     let mut text = host(machine);
     text.push('\n');
     if !matrix.devices.is_empty() {
-        text.push_str(&devices(&matrix.devices));
+        text.push_str(&devices(&matrix.devices, width));
         text.push('\n');
     }
-    text.push_str(&verdicts(matrix));
+    text.push_str(&verdicts(matrix, width));
     let refusals: Vec<String> = machine
         .refusals()
         .take(3)
@@ -44,31 +45,40 @@ pub(crate) fn matrix(machine: &Machine, matrix: &Matrix) -> String {
         .collect();
     if !refusals.is_empty() {
         text.push('\n');
-        text.push_str(&block("log", &refusals));
+        text.push_str(&block("log", &refusals, width));
     }
-    text.push_str(&notes(&matrix.warnings, &matrix.gaps));
+    text.push_str(&notes(&matrix.warnings, &matrix.gaps, width));
     text
 }
 
 /// Returns the verdicts on all pairs: two tables, or lists if a table is too wide.
-fn verdicts(matrix: &Matrix) -> String {
+fn verdicts(matrix: &Matrix, width: usize) -> String {
     let kernel = table(matrix, Cell::kernel_word);
+    let (kernel_legend, wire_legend) = (legend(KERNEL_LEGEND, width), legend(WIRE_LEGEND, width));
     if matrix.pairs.is_empty() {
-        NO_PAIR.to_owned()
+        wrap(NO_PAIR, width).join("\n")
     } else if matrix.pairs.iter().all(|cell| cell.way.is_none()) {
         "No verdict: the source does not show the bridges above these devices.\n".to_owned()
-    } else if kernel.lines().all(|line| line.chars().count() <= WIDTH) {
+    } else if kernel.lines().all(|line| line.chars().count() <= width) {
         let wire = table(matrix, Cell::wire_word);
         format!(
-            "Rows own the memory, columns issue the DMA. Linux (p2pdma) says:\n{kernel}{KERNEL_LEGEND}\n\
-             The way on the wire, in the words of `nvidia-smi topo`:\n{wire}{WIRE_LEGEND}"
+            "Rows own the memory, columns issue the DMA. Linux (p2pdma) says:\n{kernel}{kernel_legend}\n\
+             The way on the wire, in the words of `nvidia-smi topo`:\n{wire}{wire_legend}"
         )
     } else {
-        let lists = lists(matrix);
-        format!(
-            "Linux (p2pdma) on DMA to the memory of each device, and the distance on the wire:\n{lists}{KERNEL_LEGEND}{WIRE_LEGEND}"
-        )
+        let head =
+            "Linux (p2pdma) on DMA to the memory of each device, and the distance on the wire:";
+        let (head, lists) = (wrap(head, width).join("\n"), lists(matrix, width));
+        format!("{head}\n{lists}{kernel_legend}{wire_legend}")
     }
+}
+
+/// Returns the lines of a legend, indented.
+fn legend(lines: [&str; 2], width: usize) -> String {
+    let wrapped = lines
+        .into_iter()
+        .flat_map(|line| wrap(line, width.saturating_sub(2)));
+    wrapped.map(|line| format!("  {line}\n")).collect()
 }
 
 /// Returns a line about processor, kernel and IOMMU.
@@ -97,7 +107,7 @@ pub(crate) fn host(machine: &Machine) -> String {
     format!("{cpu}, {kernel}, {iommu}\n")
 }
 
-fn devices(devices: &[Device]) -> String {
+fn devices(devices: &[Device], columns: usize) -> String {
     let width = devices
         .iter()
         .map(|device| device.label.len())
@@ -114,7 +124,7 @@ fn devices(devices: &[Device]) -> String {
             .flatten()
             .collect::<String>();
         let start = format!("  {:width$}  {}  ", device.label, device.address);
-        let room = WIDTH
+        let room = columns
             .saturating_sub(start.len())
             .saturating_sub(facts.len());
         let words = cut(&device.description, room) + &facts;
@@ -172,7 +182,7 @@ fn table(matrix: &Matrix, word: impl Fn(&Cell) -> String) -> String {
 }
 
 /// Returns for each provider its clients, those with equal verdicts together.
-fn lists(matrix: &Matrix) -> String {
+fn lists(matrix: &Matrix, width: usize) -> String {
     let labels: BTreeMap<_, _> = matrix
         .devices
         .iter()
@@ -196,7 +206,7 @@ fn lists(matrix: &Matrix) -> String {
         }
         for ((kernel, wire), clients) in groups {
             let clients =
-                wrap(&in_ranges(&clients), WIDTH.saturating_sub(18)).join("\n                  ");
+                wrap(&in_ranges(&clients), width.saturating_sub(18)).join("\n                  ");
             let _ = writeln!(text, "    {kernel:6} {wire:5}  {clients}");
         }
     }
@@ -236,12 +246,12 @@ fn in_ranges(labels: &[&str]) -> String {
 }
 
 /// Returns warnings and gaps as lines.
-pub(crate) fn notes(warnings: &[String], gaps: &[String]) -> String {
+pub(crate) fn notes(warnings: &[String], gaps: &[String], width: usize) -> String {
     let mut text = String::new();
     if !warnings.is_empty() || !gaps.is_empty() {
         text.push('\n');
     }
-    text.push_str(&block("warning", warnings));
+    text.push_str(&block("warning", warnings, width));
     let conflict = |gap: &String| gap.strip_prefix("conflict: ").map(str::to_owned);
     let conflicts: Vec<String> = gaps.iter().filter_map(conflict).collect();
     let lacking: Vec<String> = gaps
@@ -249,32 +259,32 @@ pub(crate) fn notes(warnings: &[String], gaps: &[String]) -> String {
         .filter(|gap| conflict(gap).is_none())
         .cloned()
         .collect();
-    text.push_str(&block("conflict", &conflicts));
-    text.push_str(&block("lacking", &lacking));
+    text.push_str(&block("conflict", &conflicts, width));
+    text.push_str(&block("lacking", &lacking, width));
     text
 }
 
-/// Returns the verdicts on a pair as text.
-pub(crate) fn pair(machine: &Machine, pair: &Pair) -> String {
+/// Returns the verdicts on a pair as text, in lines of `width` columns.
+pub(crate) fn pair(machine: &Machine, pair: &Pair, width: usize) -> String {
     let labels = Labels::of(machine);
     let (client, provider) = (labels.label(pair.client), labels.label(pair.provider));
     let head = format!("{client} to memory of {provider}: {}", headline(pair));
-    let mut text = wrap(&head, WIDTH).join("\n  ") + "\n";
+    let mut text = wrap(&head, width).join("\n  ") + "\n";
     if let Some(kernel) = &pair.kernel {
-        text.push_str(&block("kernel", &[kernel_line(kernel)]));
+        text.push_str(&block("kernel", &[kernel_line(kernel)], width));
     }
     if let Some(wire) = &pair.wire {
         let line = format!("{}: {}", wire.distance.word(), wire.sentence(machine));
-        text.push_str(&block("wire", &[line]));
+        text.push_str(&block("wire", &[line], width));
     }
-    text.push_str(&block_unwrapped("path", &path(&pair.path, &labels)));
-    text.push_str(&block("log", &pair.statements));
-    text.push_str(&block("change", &changes(&pair.changes)));
-    text.push_str(&block("warning", &pair.warnings));
+    text.push_str(&block_unwrapped("path", &path(&pair.path, &labels, width)));
+    text.push_str(&block("log", &pair.statements, width));
+    text.push_str(&block("change", &changes(&pair.changes), width));
+    text.push_str(&block("warning", &pair.warnings, width));
     text
 }
 
-/// Returns each change on a line of its own. Changes that give and cost the same share the line that
+/// Returns each change on a line of its own, and each of its commands. Changes that give and cost the same share the line that
 /// says so, which follows them.
 fn changes(changes: &[Change]) -> Vec<String> {
     let same = |a: &Change, b: &Change| (a.way, &a.price) == (b.way, &b.price);
@@ -284,10 +294,8 @@ fn changes(changes: &[Change]) -> Vec<String> {
             let price = change.price.as_ref().map(|price| format!("; {price}"));
             format!("  gives: {}{}", change.way, price.unwrap_or_default())
         });
-        group
-            .iter()
-            .map(|change| change.change.clone())
-            .chain(gives)
+        let commands = group.iter().flat_map(|change| change.change.split("; "));
+        commands.map(str::to_owned).chain(gives)
     });
     lines.collect()
 }
@@ -332,7 +340,7 @@ pub(crate) fn kernel_line(kernel: &Kernel) -> String {
     )
 }
 
-fn path(path: &[PathHop], labels: &Labels) -> Vec<String> {
+fn path(path: &[PathHop], labels: &Labels, columns: usize) -> Vec<String> {
     let ends = [0, path.len().saturating_sub(1)];
     let name = |at: usize, hop: &PathHop| match hop.name.parse() {
         Ok(address) if ends.contains(&at) => format!("{} {}", labels.label(address), hop.name),
@@ -352,7 +360,7 @@ fn path(path: &[PathHop], labels: &Labels) -> Vec<String> {
             .unwrap_or_default();
         let mark = if hop.decides { "  <- decides" } else { "" };
         let end = format!("{acs}{mark}");
-        let room = WIDTH
+        let room = columns
             .saturating_sub(MARGIN.saturating_add(4).saturating_add(width))
             .saturating_sub(end.len());
         format!("{name:width$}  {}{end}", cut(&hop.description, room))
@@ -361,8 +369,8 @@ fn path(path: &[PathHop], labels: &Labels) -> Vec<String> {
 }
 
 /// Returns lines with a word before the first of them, each wrapped, or nothing without lines.
-fn block(word: &str, lines: &[String]) -> String {
-    let room = WIDTH.saturating_sub(MARGIN.saturating_add(2));
+fn block(word: &str, lines: &[String], width: usize) -> String {
+    let room = width.saturating_sub(MARGIN.saturating_add(2));
     let wrapped: Vec<String> = lines
         .iter()
         .flat_map(|line| {
@@ -406,7 +414,7 @@ mod tests {
     #[test]
     fn matrix_has_a_row_for_each_provider() {
         let machine = machine(&two_sockets(REDIRECTS));
-        let text = matrix(&machine, &machine.matrix(false));
+        let text = matrix(&machine, &machine.matrix(false), WIDTH);
         let expected = "\
 Intel processor, Linux 7.3 assumed, IOMMU on
 
@@ -442,7 +450,7 @@ The way on the wire, in the words of `nvidia-smi topo`:
             })
             .collect();
         let machine = machine(&(two_sockets(REDIRECTS) + &disks));
-        let text = matrix(&machine, &machine.matrix(false));
+        let text = matrix(&machine, &machine.matrix(false), WIDTH);
         let list = text.split_once("distance on the wire:\n").unwrap().1;
         assert!(
             list.lines().all(|line| line.chars().count() <= WIDTH),
@@ -465,7 +473,7 @@ The way on the wire, in the words of `nvidia-smi topo`:
     #[test]
     fn pair_is_explained_hop_by_hop() {
         let machine = machine(&two_sockets(REDIRECTS));
-        let text = pair(&machine, &machine.pair(at("1b:00.0"), at("1a:00.0")));
+        let text = pair(&machine, &machine.pair(at("1b:00.0"), at("1a:00.0")), WIDTH);
         assert!(
             text.starts_with("nvme0 to memory of gpu0: through the host bridge\n"),
             "{text}"
@@ -480,7 +488,21 @@ The way on the wire, in the words of `nvidia-smi topo`:
             text.contains("  wire     PIX: ACS redirects it to the root complex at 0000:19:09.0\n"),
             "{text}"
         );
-        let change = "  change   sudo setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011; sudo setpci -s 0000:19:09.0\n             ECAP_ACS+6.w=0011\n             gives: bus address;";
+        let change = "  change   sudo setpci -s 0000:19:08.0 ECAP_ACS+6.w=0011\n           sudo setpci -s 0000:19:09.0 ECAP_ACS+6.w=0011\n             gives: bus address;";
         assert!(text.contains(change), "{text}");
+    }
+
+    #[test]
+    fn narrow_terminal_has_no_longer_line() {
+        let machine = machine(&two_sockets(REDIRECTS));
+        let matrix = matrix(&machine, &machine.matrix(false), 80);
+        let pair = pair(&machine, &machine.pair(at("1b:00.0"), at("1a:00.0")), 80);
+        // A parameter of the kernel cannot be broken.
+        let lines = matrix
+            .lines()
+            .chain(pair.lines())
+            .filter(|line| !line.contains("pci="));
+        let long: Vec<&str> = lines.filter(|line| line.chars().count() > 80).collect();
+        assert_eq!(long, Vec::<&str>::new());
     }
 }
