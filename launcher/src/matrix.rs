@@ -224,13 +224,14 @@ impl Filled {
             "matrix": self,
         });
         folder.write_json(MATRIX, &value)?;
-        report::write(folder.path())?;
         let summary = self.summary(folder.path());
         folder.write(
             "matrix.txt",
             &(table::tables(&self.cells, false) + &summary),
         )?;
-        folder.write(VERDICT, &format!("{outcome}\n"))?;
+        report::write(folder.path(), || {
+            folder.write(VERDICT, &format!("{outcome}\n"))
+        })?;
         if as_json {
             let text = serde_json::to_string_pretty(&value).context("cannot write the matrix")?;
             print(&(text + "\n"))?;

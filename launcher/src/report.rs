@@ -1,7 +1,7 @@
 //! `peerbar report`: the results of runs in other forms, of one run or joined from shards.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -54,11 +54,20 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Adds the reports to the folder of a run. Returns the text to print below the verdict, which is
-/// empty if the run passed.
-pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
+/// Adds the reports to the folder of a run, and then its verdict, with `seal`. Returns the text to
+/// print below the verdict, which is empty if the run passed.
+///
+/// # Errors
+/// One of the files cannot be written. Then no report is left, because a report without a verdict
+/// could show a run as passed whose command failed.
+pub(crate) fn write(
+    folder: &Path,
+    seal: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<String> {
     let collection = explained(Collection::read_before_verdict(folder)?);
-    write_views(&collection, folder)?;
+    write_views(&collection, folder)
+        .and_then(|()| seal())
+        .inspect_err(|_| remove_views(folder))?;
     Ok(way_out(&collection, folder))
 }
 
@@ -157,6 +166,17 @@ fn write_views(collection: &Collection, folder: &Path) -> anyhow::Result<()> {
     write_file(folder, PAGE, &page(collection))
 }
 
+fn remove_views(folder: &Path) {
+    for name in [JUNIT, PAGE] {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                log::warn!("{name} of a run without a verdict is left: {error}");
+            }
+            _ => {}
+        }
+    }
+}
+
 fn write_file(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let path = folder.join(name);
     let written = run_file::replace(&path).and_then(|mut file| file.write_all(text.as_bytes()));
@@ -212,6 +232,21 @@ fn summary(collection: &Collection) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn report_is_kept_with_its_verdict_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let matrix = r#"{"format": 1, "exit_code": 0, "matrix": {"device": "disk", "versions": {"peerbar": "", "qemu": "", "kernel": "", "packages": null},
+            "seconds": 1.0, "caveat": null, "flaws": [], "cells": []}}"#;
+        fs::write(folder.path().join("matrix.json"), matrix).unwrap();
+        let files = || [JUNIT, PAGE].map(|name| folder.path().join(name).exists());
+        let full = || Err(anyhow::anyhow!("No space left on device"));
+        let error = write(folder.path(), full).unwrap_err();
+        assert_eq!(error.to_string(), "No space left on device");
+        assert_eq!(files(), [false; 2]);
+        write(folder.path(), || Ok(())).unwrap();
+        assert_eq!(files(), [true; 2]);
+    }
 
     #[test]
     fn commands_name_the_folder_of_their_run() {

@@ -24,8 +24,7 @@ pub(crate) fn conclude(
     folder: &Folder,
 ) -> anyhow::Result<(RunVerdict, String)> {
     let run = run.conclude(scenario, folder)?;
-    let way_out = report::write(folder.path())?;
-    run.seal(folder)?;
+    let way_out = report::write(folder.path(), || run.seal(folder))?;
     for row in run.rows.iter().skip(shown) {
         failure(&row.name, row).iter().for_each(say);
     }
