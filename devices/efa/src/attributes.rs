@@ -9,8 +9,9 @@ use peerbar_efa_spec::admin::feature::{
 };
 use peerbar_efa_spec::work::{INLINE_BYTES, LONG_INLINE_BYTES, RDMA_BUFFERS, SEND_BUFFERS};
 
+use crate::limits;
 use crate::memory_bar;
-use crate::objects::{Gid, limits};
+use crate::objects::Gid;
 
 /// The capabilities of the data path.
 const CAPS: DeviceCaps = DeviceCaps::new()

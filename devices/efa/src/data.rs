@@ -28,12 +28,8 @@
 
 mod arrivals;
 mod completions;
-mod doorbells;
 mod event_counters;
 mod fast_regions;
-mod job;
-mod next_packet;
-mod packet;
 mod remote;
 mod requester;
 mod responder;
@@ -42,7 +38,6 @@ mod statistics;
 mod transfers;
 mod turn;
 mod wire;
-mod work_request;
 mod worker;
 
 #[cfg(test)]
@@ -60,12 +55,10 @@ use peerbar_pci::Interrupts;
 
 pub use statistics::Statistics;
 
-pub(crate) use doorbells::Doorbells;
-pub(crate) use job::Jobs;
-
+use crate::doorbells::Doorbells;
 use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, Objects};
-use staging::Staging;
+use crate::work::staging::Staging;
 use transfers::Transfers;
 use turn::WorkerState;
 use wire::{FabricWire, Mailbox, Wire};

@@ -16,8 +16,9 @@ use crate::config::{Config, ConfigError};
 use crate::data::{DataPath, Setup};
 use crate::engine::Engine;
 use crate::interrupts::MaskedInterrupts;
+use crate::limits;
 use crate::memory_bar::{self, Doorbell};
-use crate::objects::{Gid, limits};
+use crate::objects::Gid;
 use crate::registers::{Effect, Registers};
 
 const REGISTER_BAR: u8 = 0;

@@ -26,15 +26,18 @@ mod attributes;
 mod commands;
 mod config;
 pub mod data;
+mod doorbells;
 mod efa;
 mod engine;
 mod entry;
 mod interrupts;
+pub mod limits;
 pub mod memory_bar;
 pub mod objects;
 mod registers;
 #[cfg(feature = "stepped")]
 mod stepped;
+mod work;
 
 pub use config::{Config, ConfigError};
 pub use efa::Efa;

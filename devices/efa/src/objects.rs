@@ -10,7 +10,6 @@ mod completion_queue;
 mod error;
 mod event_counter;
 mod event_queue;
-pub mod limits;
 mod memory_region;
 mod queue_pair;
 mod region_keys;
@@ -38,13 +37,13 @@ pub(crate) use event_counter::{QueuePairEvent, WORD_BYTES};
 pub(crate) use event_queue::EventQueue;
 #[cfg(test)]
 pub(crate) use memory_region::AccessError;
-pub(crate) use memory_region::{BufferAccess, BusSegment, Need, page_count};
+pub(crate) use memory_region::{BusSegment, Need, page_count};
 pub(crate) use queue_pair::{DroppedRequest, ENDLESS_RNR_RETRY, QueuePair, slot};
 
 use peerbar_dma::{MemoryError, MemoryFile};
 
-use crate::data::Doorbells;
-use crate::memory_bar;
+use crate::doorbells::Doorbells;
+use crate::{limits, memory_bar};
 use address_handle::AddressHandle;
 use event_counter::EventCounter;
 use memory_region::MemoryRegion;

@@ -9,7 +9,8 @@ use super::page_list::PageListReader;
 use super::{DONE, answer, possible, refused, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
-use crate::objects::{self, RegisterRegion, VerbsAccess, limits};
+use crate::limits;
+use crate::objects::{self, RegisterRegion, VerbsAccess};
 
 impl Engine {
     pub(super) fn register_region(&mut self, command: &Command) -> Result<Answer, Status> {

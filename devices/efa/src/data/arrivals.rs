@@ -5,13 +5,13 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use zerocopy::FromBytes;
 
-use super::packet::{self, Packet, Refusal, Verb};
 use super::remote::InFlight;
 use super::responder::{self, Payload, Sender};
-use super::staging::SlotName;
 use super::turn::Turn;
 use super::wire::{Arrival, Mail};
 use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind};
+use crate::work::packet::{self, Packet, Refusal, Verb};
+use crate::work::staging::SlotName;
 
 /// Limits of the packets and of the answers that are taken in one turn, and the number of bytes
 /// copied from or to slots after which it ends.
@@ -32,7 +32,8 @@ impl Turn<'_> {
                 Some(InFlight::Packet(sent)) => self.take_answer(&sent, answer),
                 Some(InFlight::Buffer { gid, number }) => {
                     let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
-                    self.buffer_is_shared(gid, number, is_taken);
+                    let staging = &mut self.state.staging;
+                    staging.take_answer(gid, number, is_taken, self.now);
                 }
                 None => {}
             }
@@ -85,7 +86,12 @@ impl Turn<'_> {
         kind: QueuePairKind,
         data: &[u8],
     ) -> Result<Vec<u8>, Refusal> {
-        let sender = packet.sender(from, kind);
+        let sender = Sender {
+            gid: from,
+            pair: packet.source,
+            kind,
+            qkey: packet.qkey,
+        };
         let (to, payload) = (packet.destination, Payload::Bytes(data));
         let mut answer = packet::done(&[]);
         match packet.verb {

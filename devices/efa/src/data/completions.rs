@@ -12,9 +12,9 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
 use super::turn::Turn;
-use super::work_request::RequestId;
 use crate::entry::write_word_last;
 use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent, QueuePairState};
+use crate::work::request::RequestId;
 
 /// A message or an RDMA write that was received.
 #[derive(Clone, Copy, Debug)]

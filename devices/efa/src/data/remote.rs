@@ -6,16 +6,16 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
 use zerocopy::IntoBytes;
 
-use super::job::{Job, PendingPacket, Wait};
-use super::next_packet::{NextPacket, may_be_staged, next_packet};
-use super::packet::{self, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::Payload;
-use super::staging::Slot;
 use super::turn::Turn;
 use super::wire::{Answer, Token};
-use super::work_request::Part;
 use crate::objects::{Gid, Need, QueuePairKind};
+use crate::work::job::{Job, PendingPacket, Wait};
+use crate::work::next_packet::{NextPacket, may_be_staged, next_packet};
+use crate::work::packet::{self, PART_BYTES, Packet, Refusal, Verb};
+use crate::work::request::Part;
+use crate::work::staging::Slot;
 
 /// Wait of a work request if too many requests to its destination are outstanding.
 const BUSY_WAIT: Duration = Duration::from_millis(1);

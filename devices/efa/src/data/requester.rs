@@ -7,15 +7,15 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, Operation};
 
 use super::arrivals::STAGED_IN_A_TURN;
-use super::job::{Job, Wait};
 use super::responder::{Payload, Sender};
 use super::transfers::TransferError;
 use super::turn::Turn;
-use super::work_request::{BadRequest, Buffer, Data, Part, WorkRequest};
 use crate::objects::{
     BusSegment, DroppedRequest, ENDLESS_RNR_RETRY, Need, QueuePairEvent, QueuePairKind,
     QueuePairState,
 };
+use crate::work::job::{Job, Wait};
+use crate::work::request::{BadRequest, Buffer, Data, Part, WorkRequest};
 
 /// Number of bytes that a queue pair moves before the next one has its turn.
 const SLICE_BYTES: u32 = 256 << 10;
@@ -356,7 +356,7 @@ impl Turn<'_> {
             let part = part_of(*buffer, Part::new(skipped, bytes));
             let domain = requester.protection_domain;
             self.objects
-                .buffer(domain, part.access(need), &mut segments)
+                .buffer(domain, part, need, &mut segments)
                 .map_err(|error| {
                     log::debug!("queue pair {}: {error}", requester.sender.pair);
                     CompletionStatus::LocalInvalidKey

@@ -10,9 +10,10 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::completions::Received;
 use super::transfers::{TransferError, cut, total};
 use super::turn::Turn;
-use super::work_request::Buffer;
+use crate::limits;
 use crate::memory_bar::Doorbell;
-use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind, limits, slot};
+use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind, slot};
+use crate::work::request::Buffer;
 
 /// Size of the Global Routing Header before a datagram in its receive (InfiniBand Architecture 1.4,
 /// 8.3).
@@ -146,7 +147,7 @@ impl Turn<'_> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
         let mut segments = Vec::new();
         self.objects
-            .buffer(domain, buffer.access(need), &mut segments)
+            .buffer(domain, buffer, need, &mut segments)
             .map_err(|error| {
                 log::debug!("queue pair {destination}: {error}");
                 CompletionStatus::RemoteBadAddress
@@ -162,7 +163,7 @@ impl Turn<'_> {
         (buffer, need): (Buffer, Need),
     ) -> Result<(), CompletionStatus> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
-        let checked = self.objects.check_buffer(domain, buffer.access(need));
+        let checked = self.objects.check_buffer(domain, buffer, need);
         checked.map_err(|_| CompletionStatus::RemoteBadAddress)
     }
 
@@ -253,9 +254,13 @@ impl Turn<'_> {
     ) -> Result<(), CompletionStatus> {
         let mut segments = Vec::new();
         for buffer in &receive.buffers {
-            let access = buffer.access(Need::LocalWrite);
             self.objects
-                .buffer(receiver.protection_domain, access, &mut segments)
+                .buffer(
+                    receiver.protection_domain,
+                    *buffer,
+                    Need::LocalWrite,
+                    &mut segments,
+                )
                 .map_err(|error| {
                     log::debug!("receive of queue pair {}: {error}", receiver.number);
                     CompletionStatus::RemoteBadStatus

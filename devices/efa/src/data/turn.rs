@@ -8,11 +8,11 @@ use peerbar_dma::{BusMastering, MemoryFile};
 use peerbar_pci::Interrupts;
 
 use super::remote::InFlight;
-use super::staging::Staging;
 use super::statistics::Statistics;
 use super::transfers::Transfers;
 use super::wire::{Mailbox, Token, Wire};
 use crate::objects::{Gid, Objects};
+use crate::work::staging::Staging;
 
 /// The state of the worker apart from the objects.
 pub(super) struct WorkerState {

@@ -11,7 +11,7 @@ use peerbar_fabric::{
     LinkSender, LinkStatistics, MAX_REQUESTS, PacketHandler, Reply, RequestError, SendError,
 };
 
-use super::doorbells::Doorbells;
+use crate::doorbells::Doorbells;
 use crate::objects::Gid;
 
 /// Limit of one adapter's requests that wait for the worker: as many as it may have outstanding.

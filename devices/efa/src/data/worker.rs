@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::doorbells::{Doorbells, Rung};
 use super::statistics::Statistics;
 use super::turn::{Turn, WorkerState};
+use crate::doorbells::{Doorbells, Rung};
 use crate::memory_bar::Doorbell;
 use crate::objects::Objects;
 

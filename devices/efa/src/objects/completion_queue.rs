@@ -6,7 +6,8 @@ use peerbar_efa_spec::completion::{ENTRY_BYTES, EXTENDED_ENTRY_BYTES};
 
 use super::error::{ObjectError, ObjectKind, invalid};
 use super::event_queue::check_ring;
-use super::{Objects, add_user, limits, remove_user};
+use super::{Objects, add_user, remove_user};
+use crate::limits;
 use crate::memory_bar::{self, Doorbell};
 
 /// The doorbell of a queue that is only polled, until user space writes it. It is read when the

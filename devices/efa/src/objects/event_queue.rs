@@ -6,7 +6,7 @@ use peerbar_efa_spec::completion::EVENT_BYTES;
 
 use super::Objects;
 use super::error::{ObjectError, ObjectKind, invalid};
-use super::limits;
+use crate::limits;
 
 /// Parameters of an event queue.
 #[derive(Clone, Copy, Debug)]

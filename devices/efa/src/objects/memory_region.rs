@@ -5,7 +5,9 @@ use peerbar_efa_spec::work::LOCAL_KEY_MASK;
 use thiserror::Error;
 
 use super::error::{ObjectError, ObjectKind, invalid};
-use super::{Objects, add_user, limits, remove_user};
+use super::{Objects, add_user, remove_user};
+use crate::limits;
+use crate::work::request::Buffer;
 
 /// The driver chooses the lowest bits of the keys of a region that was allocated for fast
 /// registration.
@@ -62,19 +64,6 @@ pub(crate) enum Need {
     RemoteWrite,
 }
 
-/// An access to a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BufferAccess {
-    /// The key of its memory region.
-    pub(crate) key: u32,
-    /// The permission that it needs.
-    pub(crate) need: Need,
-    /// The address of the buffer, as its work request gives it.
-    pub(crate) address: u64,
-    /// The length of the buffer in bytes.
-    pub(crate) length: u64,
-}
-
 /// The reason why an access to a memory region is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum AccessError {
@@ -86,7 +75,7 @@ pub(crate) enum AccessError {
     NotPermitted { key: u32, need: Need },
     /// The bytes do not lie in the region.
     #[error("{address:#x}+{length:#x} is not in the memory region of key {key:#x}")]
-    OutOfRange { key: u32, address: u64, length: u64 },
+    OutOfRange { key: u32, address: u64, length: u32 },
 }
 
 /// Memory at a bus address.
@@ -337,12 +326,13 @@ impl Objects {
     pub(crate) fn buffer(
         &self,
         protection_domain: u16,
-        access: BufferAccess,
+        buffer: Buffer,
+        need: Need,
         segments: &mut Vec<BusSegment>,
     ) -> Result<(), AccessError> {
-        if access.length > 0 {
-            let region = self.region_of(protection_domain, access)?;
-            region.segments(access.address, access.length, segments);
+        if buffer.bytes > 0 {
+            let region = self.region_of(protection_domain, buffer, need)?;
+            region.segments(buffer.address, buffer.bytes.into(), segments);
         }
         Ok(())
     }
@@ -351,26 +341,27 @@ impl Objects {
     pub(crate) fn check_buffer(
         &self,
         protection_domain: u16,
-        access: BufferAccess,
+        buffer: Buffer,
+        need: Need,
     ) -> Result<(), AccessError> {
-        if access.length > 0 {
-            self.region_of(protection_domain, access)?;
+        if buffer.bytes > 0 {
+            self.region_of(protection_domain, buffer, need)?;
         }
         Ok(())
     }
 
-    /// Returns the region that permits this access.
+    /// Returns the region that permits this use of a buffer.
     fn region_of(
         &self,
         protection_domain: u16,
-        access: BufferAccess,
+        buffer: Buffer,
+        need: Need,
     ) -> Result<&MemoryRegion, AccessError> {
-        let BufferAccess {
+        let Buffer {
             key,
-            need,
             address,
-            length,
-        } = access;
+            bytes,
+        } = buffer;
         let local = match need {
             Need::LocalRead | Need::LocalWrite => Some(key & LOCAL_KEY_MASK),
             Need::RemoteRead | Need::RemoteWrite => self.remote_keys.get(&key).copied(),
@@ -383,12 +374,12 @@ impl Objects {
             return Err(AccessError::NotPermitted { key, need });
         }
         let offset = address.checked_sub(region.address);
-        let end = offset.and_then(|offset| offset.checked_add(length));
+        let end = offset.and_then(|offset| offset.checked_add(bytes.into()));
         if end.is_none_or(|end| end > region.length) {
             return Err(AccessError::OutOfRange {
                 key,
                 address,
-                length,
+                length: bytes,
             });
         }
         Ok(region)

@@ -3,9 +3,10 @@
 use super::error::{ObjectError, ObjectKind, invalid};
 use super::event_counter::Attachment;
 use super::rings::{ReceiveRing, SendRing};
-use super::{Objects, add_user, limits, remove_user};
-use crate::data::Jobs;
+use super::{Objects, add_user, remove_user};
+use crate::limits;
 use crate::memory_bar::Doorbell;
+use crate::work::job::Jobs;
 
 /// The transport of a queue pair (`efa_admin_qp_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

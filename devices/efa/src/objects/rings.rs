@@ -5,7 +5,7 @@ use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, RECEIVE_DESCRIPTOR_BYTES, SE
 
 use super::error::{ObjectError, invalid};
 use super::event_queue::check_ring;
-use super::limits;
+use crate::limits;
 use crate::memory_bar;
 
 /// Length of a descriptor of a receive queue.

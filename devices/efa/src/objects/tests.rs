@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::attributes;
+use crate::work::request::Buffer;
 
 pub(crate) fn objects() -> Objects {
     let bar = MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap();
@@ -588,40 +589,38 @@ proptest! {
         let skip = skip % region.length;
         let length = 1 + length % (region.length - skip).min(9000);
         let mut segments = Vec::new();
-        let access = BufferAccess {
+        let buffer = Buffer {
             key: keys.local,
-            need: Need::LocalRead,
             address: region.address + skip,
-            length,
+            bytes: u32::try_from(length).unwrap(),
         };
-        prop_assert_eq!(objects.buffer(domain, access, &mut segments), Ok(()));
-        let mut at = access.address;
+        prop_assert_eq!(objects.buffer(domain, buffer, Need::LocalRead, &mut segments), Ok(()));
+        let mut at = buffer.address;
         for segment in &segments {
             let last = segment.bytes as u64 - 1;
             prop_assert_eq!(segment.address, region.bus(at));
             prop_assert_eq!(segment.address + last, region.bus(at + last));
             at += segment.bytes as u64;
         }
-        prop_assert_eq!(at, access.address + length);
+        prop_assert_eq!(at, buffer.address + length);
     }
 
     #[test]
     fn buffer_that_leaves_its_region_is_refused(
         region in region(),
         address in prop_oneof![any::<u64>(), 0x7eff_ffff_f000u64..0x7f00_0002_0000],
-        length in prop_oneof![1u64..0x1_0000, any::<u64>()],
+        bytes in prop_oneof![1u32..0x1_0000, any::<u32>()],
     ) {
         let mut objects = objects();
         let domain = objects.create_protection_domain().unwrap();
         let keys = objects.register_region(region.parameters(domain)).unwrap();
         let mut segments = Vec::new();
-        let (key, need) = (keys.local, Need::LocalRead);
-        let access = BufferAccess { key, need, address, length };
-        let found = objects.buffer(domain, access, &mut segments);
-        let end = address.checked_add(length);
+        let buffer = Buffer { key: keys.local, address, bytes };
+        let found = objects.buffer(domain, buffer, Need::LocalRead, &mut segments);
+        let end = address.checked_add(bytes.into());
         let is_inside = address >= region.address
             && end.is_some_and(|end| end <= region.address + region.length);
-        prop_assert_eq!(found.is_ok(), is_inside || length == 0);
+        prop_assert_eq!(found.is_ok(), is_inside || bytes == 0);
         prop_assert!(found.is_ok() || segments.is_empty());
     }
 }
@@ -687,13 +686,12 @@ fn key_counts_in_its_domain_and_for_what_it_permits() {
             Need::RemoteRead | Need::RemoteWrite => keys.remote,
         };
         let mut segments = Vec::new();
-        let access = BufferAccess {
+        let buffer = Buffer {
             key,
-            need,
             address: 0x1000,
-            length: 4,
+            bytes: 4,
         };
-        let found = objects.buffer(domain, access, &mut segments);
+        let found = objects.buffer(domain, buffer, need, &mut segments);
         assert_eq!(found.is_ok(), !segments.is_empty());
         found
     };
@@ -755,13 +753,13 @@ fn freed_region_is_found_by_none_of_its_keys() {
             (keys.local, Need::LocalRead),
             (keys.remote, Need::RemoteRead),
         ] {
-            let access = BufferAccess {
+            let buffer = Buffer {
                 key,
-                need,
                 address: 0,
-                length: 1,
+                bytes: 1,
             };
-            assert!(objects.buffer(domain, access, &mut segments).is_err());
+            let found = objects.buffer(domain, buffer, need, &mut segments);
+            assert!(found.is_err());
         }
         assert!(objects.deregister_region(keys.local).is_err());
     }

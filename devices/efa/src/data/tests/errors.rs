@@ -5,10 +5,11 @@ use peerbar_efa_spec::work::{Operation, ReceiveDescriptor, ReceiveKey};
 use proptest::prelude::*;
 use zerocopy::little_endian::{U16, U64};
 
-use super::super::work_request::WorkRequest;
 use super::fixture::{Adapter, ENTRIES, PAYLOAD, Pair, Post, QKEY, RAM, VIRTUAL, entry};
+use crate::limits;
 use crate::memory_bar::Doorbell;
-use crate::objects::{CreateQueuePair, Gid, QueuePairKind, QueuePairState, limits};
+use crate::objects::{CreateQueuePair, Gid, QueuePairKind, QueuePairState};
+use crate::work::request::WorkRequest;
 
 const TO: u64 = PAYLOAD + (1 << 20);
 

@@ -154,12 +154,12 @@ fn transfers_through_slots_count_once_all_is_done() {
 
 #[test]
 fn report_of_an_unknown_adapter_counts_nothing() {
-    use super::super::packet::{Packet, Verb};
     use super::super::wire::Arrival;
-    use super::super::work_request::Buffer;
     use super::fixture::QKEY;
     use super::remote::A;
     use crate::objects::Gid;
+    use crate::work::packet::{Packet, Verb};
+    use crate::work::request::Buffer;
     let mut it = Two::reliable();
     attach_all(&it.far, it.b.number);
     for (from, qkey, verb) in [

@@ -10,7 +10,8 @@ use zerocopy::IntoBytes;
 use super::connected::{Connected, TO};
 use super::fixture::{Adapter, PAYLOAD, Post, RAM, VIRTUAL, entry};
 use super::remote::Two;
-use crate::objects::{RegionKeys, limits};
+use crate::limits;
+use crate::objects::RegionKeys;
 
 const PAGE: u64 = 4096;
 /// Address of the lists of pages.

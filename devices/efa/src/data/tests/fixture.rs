@@ -20,11 +20,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::turn::Turn;
 use super::super::worker::{NextTurn, Worker};
 use super::super::{DataPath, Setup};
+use crate::limits;
 use crate::memory_bar::{self, Doorbell};
 use crate::objects::{
     CreateAddressHandle, CreateCompletionQueue, CreateEventQueue, CreateQueuePair, Gid,
     ModifyQueuePair, QueuePairKind, QueuePairState, RegionKeys, RegisterRegion, VerbsAccess,
-    limits,
 };
 
 pub(super) const GID: Gid = Gid([0xfe; 16]);

@@ -6,7 +6,8 @@ use peerbar_efa_spec::work::Operation;
 use proptest::prelude::*;
 
 use super::fixture::{Adapter, Completion, GID, PAYLOAD, Post};
-use crate::objects::{QueuePairKind, limits};
+use crate::limits;
+use crate::objects::QueuePairKind;
 
 const TO: u64 = PAYLOAD + (1 << 20);
 

@@ -6,8 +6,9 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 
 use super::fixture::{Adapter, PAYLOAD, Post};
+use crate::limits;
 use crate::memory_bar::Doorbell;
-use crate::objects::{CreateCompletionQueue, CreateQueuePair, QueuePairKind, limits};
+use crate::objects::{CreateCompletionQueue, CreateQueuePair, QueuePairKind};
 
 const TO: u64 = PAYLOAD + (4 << 20);
 

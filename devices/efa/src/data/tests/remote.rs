@@ -633,8 +633,8 @@ fn datagrams_that_wait_refuse_no_reliable_message() {
 
 #[test]
 fn announcement_of_an_unknown_adapter_is_refused() {
-    use super::super::packet::{Packet, Verb, decode_answer};
-    use super::super::work_request::Buffer;
+    use crate::work::packet::{Packet, Verb, decode_answer};
+    use crate::work::request::Buffer;
     let mut it = Two::reliable();
     let to = it.far.region(TO, 4096);
     it.far.receive(&mut it.b, 1, &[(to.local, TO, 100)]);

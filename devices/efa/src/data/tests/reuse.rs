@@ -4,10 +4,9 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 
 use super::fixture::{Adapter, Post};
+use crate::limits;
 use crate::memory_bar;
-use crate::objects::{
-    CreateCompletionQueue, CreateQueuePair, QueuePairKind, QueuePairState, limits,
-};
+use crate::objects::{CreateCompletionQueue, CreateQueuePair, QueuePairKind, QueuePairState};
 
 #[test]
 fn send_queue_of_a_destroyed_pair_is_not_shown_to_the_next() {

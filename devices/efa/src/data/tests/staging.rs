@@ -12,13 +12,13 @@ use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zerocopy::IntoBytes;
 
-use super::super::packet::{Packet, Refusal, Verb, decode_answer};
-use super::super::staging::{SLOT_BYTES, SLOTS, SlotName};
 use super::super::wire::Arrival;
-use super::super::work_request::Buffer;
 use super::fixture::{Adapter, PAYLOAD, Post, QKEY, VIRTUAL};
 use super::remote::{A, B, TO, Two};
 use crate::objects::{Gid, QueuePairState};
+use crate::work::packet::{Packet, Refusal, Verb, decode_answer};
+use crate::work::request::Buffer;
+use crate::work::staging::{SLOT_BYTES, SLOTS, SlotName};
 
 /// Many parts. The last has one byte.
 const LENGTH: u32 = (2 << 20) + 1;

@@ -13,8 +13,8 @@ use peerbar_host::eventfd::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::limits;
 use crate::memory_bar::Doorbell;
-use crate::objects::limits;
 
 const PAIRS: usize = limits::QUEUE_PAIRS as usize;
 const COMPLETION_QUEUES: usize = limits::COMPLETION_QUEUES as usize;

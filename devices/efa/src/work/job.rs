@@ -4,36 +4,37 @@ use std::time::Instant;
 
 use peerbar_efa_spec::completion::CompletionStatus;
 
+use peerbar_fabric::Gid;
+
 use super::packet::Verb;
+use super::request::{BadRequest, Data, Part, WorkRequest};
 use super::staging::Slot;
-use super::work_request::{BadRequest, Data, Part, WorkRequest};
-use crate::objects::Gid;
 
 /// Limit of a queue pair's work requests in progress. Those that wait for a receive of their
 /// destinations do not count: they delay no others.
-pub(super) const WINDOW: usize = 16;
+pub(crate) const WINDOW: usize = 16;
 
 /// A work request in progress.
 #[derive(Debug)]
 pub(crate) struct Job {
-    pub(super) request: WorkRequest,
+    pub(crate) request: WorkRequest,
     /// Unique among the adapter's jobs.
-    pub(super) id: u64,
+    pub(crate) id: u64,
     /// Number of earlier requests of its queue pair, modulo 2^16.
-    pub(super) number: u16,
+    pub(crate) number: u16,
     /// Number of bytes that have been moved.
-    pub(super) moved: u32,
+    pub(crate) moved: u32,
     /// Number of times that the destination had no receive.
-    pub(super) not_ready: u8,
-    pub(super) wait: Wait,
+    pub(crate) not_ready: u8,
+    pub(crate) wait: Wait,
     /// The status with which it is refused, if it cannot be executed.
-    pub(super) refusal: Option<CompletionStatus>,
-    pub(super) remote: Remote,
+    pub(crate) refusal: Option<CompletionStatus>,
+    pub(crate) remote: Remote,
 }
 
 /// The event that a work request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// Its turn.
     Turn,
     /// This time.
@@ -44,38 +45,38 @@ pub(super) enum Wait {
 
 /// The progress of a work request to another adapter.
 #[derive(Debug, Default)]
-pub(super) struct Remote {
+pub(crate) struct Remote {
     /// The adapter, once the request has begun.
-    pub(super) gid: Option<Gid>,
+    pub(crate) gid: Option<Gid>,
     /// A packet that could not be sent yet.
-    pub(super) unsent: Option<PendingPacket>,
+    pub(crate) unsent: Option<PendingPacket>,
     /// The time since which no packet could be sent, or `None` once one was.
-    pub(super) busy_since: Option<Instant>,
+    pub(crate) busy_since: Option<Instant>,
     /// Number of bytes that have been requested or sent.
-    pub(super) sent: u32,
+    pub(crate) sent: u32,
     /// `true` if anything has been sent.
-    pub(super) has_begun: bool,
+    pub(crate) has_begun: bool,
     /// `true` if its next part waits for a free slot.
-    pub(super) needs_slot: bool,
+    pub(crate) needs_slot: bool,
     /// Parts whose slots could not be used, and which go in packets.
-    pub(super) again: Vec<Part>,
+    pub(crate) again: Vec<Part>,
     /// Number of unanswered packets.
-    pub(super) outstanding: u16,
+    pub(crate) outstanding: u16,
     /// `true` if its message has arrived.
-    pub(super) is_received: bool,
+    pub(crate) is_received: bool,
     /// `true` once the announcement of a write has been sent, and once it has arrived.
-    pub(super) is_announcing: bool,
-    pub(super) is_announced: bool,
+    pub(crate) is_announcing: bool,
+    pub(crate) is_announced: bool,
     /// `true` if the destination counts the transfer once all of it is done, and once it has been
     /// told that it is done.
-    pub(super) is_counted: bool,
-    pub(super) is_reported: bool,
+    pub(crate) is_counted: bool,
+    pub(crate) is_reported: bool,
     /// The first failure. The request ends once no packet is outstanding.
-    pub(super) failure: Option<CompletionStatus>,
+    pub(crate) failure: Option<CompletionStatus>,
 }
 
 impl Job {
-    pub(super) fn new(request: WorkRequest, id: u64, number: u16) -> Self {
+    pub(crate) fn new(request: WorkRequest, id: u64, number: u16) -> Self {
         Self {
             request,
             id,
@@ -89,7 +90,7 @@ impl Job {
     }
 
     /// Makes the job of a request that cannot be executed.
-    pub(super) fn refused(bad: &BadRequest, id: u64, number: u16) -> Self {
+    pub(crate) fn refused(bad: &BadRequest, id: u64, number: u16) -> Self {
         Self {
             refusal: Some(bad.status),
             ..Self::new(bad.request(), id, number)
@@ -113,14 +114,14 @@ impl Job {
 
 /// A packet of a work request, and the part that it concerns.
 #[derive(Debug)]
-pub(super) struct PendingPacket {
-    pub(super) verb: Verb,
-    pub(super) part: Part,
-    pub(super) data: Vec<u8>,
+pub(crate) struct PendingPacket {
+    pub(crate) verb: Verb,
+    pub(crate) part: Part,
+    pub(crate) data: Vec<u8>,
     /// The slot of its payload.
-    pub(super) slot: Option<Slot>,
+    pub(crate) slot: Option<Slot>,
     /// `true` if the part was sent before, through a slot that could not be used.
-    pub(super) is_repeated: bool,
+    pub(crate) is_repeated: bool,
 }
 
 /// A queue pair's work requests in progress, oldest first.
@@ -135,7 +136,7 @@ impl Jobs {
 
     /// Returns `true` if no more may begin. The queue has this number of entries, and an entry
     /// belongs to its request until that ends, even if a driver reuses it earlier.
-    pub(super) fn is_full(&self, entries: u16) -> bool {
+    pub(crate) fn is_full(&self, entries: u16) -> bool {
         if self.0.len() >= usize::from(entries) {
             return true;
         }
@@ -156,13 +157,13 @@ impl Jobs {
         self.0.iter().map(|job| job.number)
     }
 
-    pub(super) fn add(&mut self, job: Job) {
+    pub(crate) fn add(&mut self, job: Job) {
         self.0.push(job);
     }
 
     /// Takes a job that may continue now, and returns it with its index. `choose` gets the number
     /// of such jobs and picks one.
-    pub(super) fn take(
+    pub(crate) fn take(
         &mut self,
         now: Instant,
         choose: impl FnOnce(usize) -> usize,
@@ -175,7 +176,7 @@ impl Jobs {
 
     /// Lets the first job that waits for a slot to this adapter try again. Returns `true` if there
     /// is one.
-    pub(super) fn wake_slot_waiter(&mut self, gid: Gid) -> bool {
+    pub(crate) fn wake_slot_waiter(&mut self, gid: Gid) -> bool {
         let waits = |job: &&mut Job| {
             job.remote.needs_slot && job.remote.gid == Some(gid) && job.wait == Wait::Answer
         };
@@ -187,23 +188,23 @@ impl Jobs {
     }
 
     /// Takes this job, and returns it with its index.
-    pub(super) fn take_one(&mut self, id: u64) -> Option<(usize, Job)> {
+    pub(crate) fn take_one(&mut self, id: u64) -> Option<(usize, Job)> {
         let index = self.0.iter().position(|job| job.id == id)?;
         Some((index, self.0.remove(index)))
     }
 
     /// Puts a job back to its place.
-    pub(super) fn put_back(&mut self, index: usize, job: Job) {
+    pub(crate) fn put_back(&mut self, index: usize, job: Job) {
         self.0.insert(index.min(self.0.len()), job);
     }
 
     /// Takes all jobs.
-    pub(super) fn take_all(&mut self) -> Vec<Job> {
+    pub(crate) fn take_all(&mut self) -> Vec<Job> {
         std::mem::take(&mut self.0)
     }
 
     /// Returns the time at which the next job may continue, or `None` if none may before an answer.
-    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.free().iter().filter_map(|job| match job.wait {
             Wait::Turn => Some(now),
             Wait::Until(until) => Some(until),
@@ -218,7 +219,7 @@ mod tests {
     use peerbar_efa_spec::work::Operation;
 
     use super::*;
-    use crate::data::work_request::RequestId;
+    use crate::work::request::RequestId;
 
     #[test]
     fn jobs_that_wait_for_a_receive_leave_the_window_to_others() {

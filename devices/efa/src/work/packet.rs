@@ -12,21 +12,19 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::responder::Sender;
+use super::request::Buffer;
 use super::staging::{SLOT_BYTES, SlotName};
-use super::work_request::Buffer;
-use crate::objects::{Gid, QueuePairKind};
 
 /// Maximum payload of a packet, which leaves room for a header.
-pub(super) const PART_BYTES: u32 = 31 << 10;
+pub(crate) const PART_BYTES: u32 = 31 << 10;
 
 const _: () = assert!(PART_BYTES as usize + size_of::<Header>() <= peerbar_fabric::MAX_DATA);
-const _: () = assert!(crate::objects::limits::MESSAGE_BYTES <= PART_BYTES);
+const _: () = assert!(crate::limits::MESSAGE_BYTES <= PART_BYTES);
 
 /// The request of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Verb {
+pub(crate) enum Verb {
     /// Receive this message.
     Message = 0,
     /// Answer with this part of memory.
@@ -64,26 +62,26 @@ struct Header {
 
 /// A packet without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Packet {
-    pub(super) verb: Verb,
+pub(crate) struct Packet {
+    pub(crate) verb: Verb,
     /// Number of the sender's queue pair.
-    pub(super) source: u16,
+    pub(crate) source: u16,
     /// Number of the receiver's queue pair.
-    pub(super) destination: u16,
-    pub(super) qkey: u32,
-    pub(super) immediate: Option<u32>,
+    pub(crate) destination: u16,
+    pub(crate) qkey: u32,
+    pub(crate) immediate: Option<u32>,
     /// `true` if the payload is in a slot, or belongs in one.
-    pub(super) is_staged: bool,
+    pub(crate) is_staged: bool,
     /// The memory to read or write. For a staging buffer, the address is its number.
-    pub(super) part: Buffer,
+    pub(crate) part: Buffer,
     /// The length of the whole transfer, from the address of this part on. In later parts, the
     /// part's own length.
-    pub(super) total: u32,
+    pub(crate) total: u32,
 }
 
 impl Packet {
     /// Makes a packet that concerns no queue pair, with the number of a staging buffer.
-    pub(super) fn of_adapter(verb: Verb, number: u64) -> Self {
+    pub(crate) fn of_adapter(verb: Verb, number: u64) -> Self {
         Self {
             verb,
             source: 0,
@@ -101,7 +99,7 @@ impl Packet {
     }
 
     /// Returns the packet with this payload.
-    pub(super) fn encode(&self, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let header = Header {
             verb: self.verb as u8,
             has_immediate: u8::from(self.immediate.is_some()),
@@ -124,7 +122,7 @@ impl Packet {
     }
 
     /// Returns the packet and its payload, or `None` if it is malformed.
-    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (header, payload) = Header::read_from_prefix(bytes).ok()?;
         let verb = match header.verb {
             0 => Verb::Message,
@@ -165,18 +163,8 @@ impl Packet {
         is_possible.then_some((packet, payload))
     }
 
-    /// Returns its sender, at that address.
-    pub(super) fn sender(&self, gid: Gid, kind: QueuePairKind) -> Sender {
-        Sender {
-            gid,
-            pair: self.source,
-            kind,
-            qkey: self.qkey,
-        }
-    }
-
     /// Returns the buffer of the whole transfer.
-    pub(super) fn whole(&self) -> Buffer {
+    pub(crate) fn whole(&self) -> Buffer {
         Buffer {
             bytes: self.total,
             ..self.part
@@ -186,7 +174,7 @@ impl Packet {
 
 /// The reason why a packet is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// It failed with this status.
     Status(CompletionStatus),
     /// This side does not have the staging buffer (any more): payload must come in packets for a
@@ -207,14 +195,14 @@ const NOT_STAGED: u8 = u8::MAX;
 const IS_COUNTED: u8 = u8::MAX - 1;
 
 /// Returns the answer to a packet that was executed, with this payload.
-pub(super) fn done(payload: &[u8]) -> Vec<u8> {
+pub(crate) fn done(payload: &[u8]) -> Vec<u8> {
     let mut answer = vec![CompletionStatus::Ok as u8];
     answer.extend_from_slice(payload);
     answer
 }
 
 /// Asks the requester, in an answer, to report when the transfer has ended.
-pub(super) fn ask_to_count(answer: &mut [u8]) {
+pub(crate) fn ask_to_count(answer: &mut [u8]) {
     let status = answer.first_mut();
     if let Some(status) = status.filter(|status| **status == CompletionStatus::Ok as u8) {
         *status = IS_COUNTED;
@@ -222,12 +210,12 @@ pub(super) fn ask_to_count(answer: &mut [u8]) {
 }
 
 /// Returns `true` if the requester must report when the transfer has ended.
-pub(super) fn is_to_be_counted(answer: &[u8]) -> bool {
+pub(crate) fn is_to_be_counted(answer: &[u8]) -> bool {
     answer.first() == Some(&IS_COUNTED)
 }
 
 /// Returns the answer to a packet that was refused.
-pub(super) fn refused(refusal: Refusal) -> Vec<u8> {
+pub(crate) fn refused(refusal: Refusal) -> Vec<u8> {
     match refusal {
         Refusal::Status(status) => vec![status as u8],
         Refusal::NotStaged => vec![NOT_STAGED],
@@ -236,7 +224,7 @@ pub(super) fn refused(refusal: Refusal) -> Vec<u8> {
 
 /// Returns the payload of an answer, or the reason for its absence. A status that describes the
 /// peer's own failures is not passed on as one of this side.
-pub(super) fn decode_answer(answer: &[u8]) -> Result<&[u8], Refusal> {
+pub(crate) fn decode_answer(answer: &[u8]) -> Result<&[u8], Refusal> {
     use CompletionStatus as S;
     let Some((status, payload)) = answer.split_first() else {
         return Err(S::RemoteBadStatus.into());

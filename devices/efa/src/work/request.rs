@@ -7,56 +7,44 @@ use peerbar_efa_spec::work::{
 };
 use zerocopy::FromBytes;
 
-use crate::objects::{BufferAccess, Need, limits};
+use crate::limits;
 
 /// The identity of a work request, which its completion repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RequestId {
-    pub(super) low: u16,
-    pub(super) high: [u16; 3],
+pub(crate) struct RequestId {
+    pub(crate) low: u16,
+    pub(crate) high: [u16; 3],
 }
 
 /// A buffer of the requester.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Buffer {
-    pub(super) key: u32,
-    pub(super) address: u64,
-    pub(super) bytes: u32,
-}
-
-impl Buffer {
-    /// Returns an access to all of it.
-    pub(super) fn access(self, need: Need) -> BufferAccess {
-        BufferAccess {
-            key: self.key,
-            need,
-            address: self.address,
-            length: self.bytes.into(),
-        }
-    }
+pub(crate) struct Buffer {
+    pub(crate) key: u32,
+    pub(crate) address: u64,
+    pub(crate) bytes: u32,
 }
 
 /// A part of the data of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Its offset in the data.
-    pub(super) offset: u32,
+    pub(crate) offset: u32,
     /// Its bytes.
-    pub(super) len: u32,
+    pub(crate) len: u32,
 }
 
 impl Part {
-    pub(super) fn new(offset: u32, len: u32) -> Self {
+    pub(crate) fn new(offset: u32, len: u32) -> Self {
         Self { offset, len }
     }
 
     /// Returns all of data of this length.
-    pub(super) fn whole(len: u32) -> Self {
+    pub(crate) fn whole(len: u32) -> Self {
         Self { offset: 0, len }
     }
 
     /// Returns its start, at most `len` bytes long.
-    pub(super) fn at_most(self, len: u32) -> Self {
+    pub(crate) fn at_most(self, len: u32) -> Self {
         let len = self.len.min(len);
         Self { len, ..self }
     }
@@ -64,7 +52,7 @@ impl Part {
 
 /// The data of a work request.
 #[derive(Clone, Debug)]
-pub(super) enum Data {
+pub(crate) enum Data {
     /// In the request itself.
     Inline(Vec<u8>),
     /// In memory, one buffer after the other.
@@ -87,29 +75,29 @@ impl Data {
 
 /// A work request.
 #[derive(Clone, Debug)]
-pub(super) struct WorkRequest {
-    pub(super) id: RequestId,
-    pub(super) operation: Operation,
+pub(crate) struct WorkRequest {
+    pub(crate) id: RequestId,
+    pub(crate) operation: Operation,
     /// Number of the destination's queue pair.
-    pub(super) destination: u16,
-    pub(super) address_handle: u16,
-    pub(super) qkey: u32,
-    pub(super) immediate: Option<u32>,
+    pub(crate) destination: u16,
+    pub(crate) address_handle: u16,
+    pub(crate) qkey: u32,
+    pub(crate) immediate: Option<u32>,
     /// `true` if a completion is wanted even if it succeeds.
-    pub(super) is_signalled: bool,
-    pub(super) data: Data,
+    pub(crate) is_signalled: bool,
+    pub(crate) data: Data,
     /// The remote buffer of RDMA.
-    pub(super) remote: Buffer,
+    pub(crate) remote: Buffer,
     /// The number of bytes that it moves.
-    pub(super) bytes: u32,
+    pub(crate) bytes: u32,
 }
 
 /// A work request that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BadRequest {
-    pub(super) id: RequestId,
-    pub(super) operation: Operation,
-    pub(super) status: CompletionStatus,
+pub(crate) struct BadRequest {
+    pub(crate) id: RequestId,
+    pub(crate) operation: Operation,
+    pub(crate) status: CompletionStatus,
 }
 
 const META_BYTES: usize = size_of::<SendMeta>();
@@ -117,7 +105,7 @@ const BUFFER_BYTES: usize = size_of::<LocalBuffer>();
 
 impl BadRequest {
     /// Returns a request of this identity that moves nothing.
-    pub(super) fn request(&self) -> WorkRequest {
+    pub(crate) fn request(&self) -> WorkRequest {
         WorkRequest {
             id: self.id,
             operation: self.operation,
@@ -135,7 +123,7 @@ impl BadRequest {
 
 impl WorkRequest {
     /// Parses the request in an entry of 64 or 128 bytes.
-    pub(super) fn parse(entry: &[u8]) -> Result<Self, BadRequest> {
+    pub(crate) fn parse(entry: &[u8]) -> Result<Self, BadRequest> {
         let Ok((meta, body)) = SendMeta::read_from_prefix(entry) else {
             return Err(BadRequest {
                 id: RequestId {

@@ -4,8 +4,8 @@ use peerbar_efa_spec::work::Operation;
 
 use super::job::{Job, Remote};
 use super::packet::{PART_BYTES, Verb};
+use super::request::{Data, Part, WorkRequest};
 use super::staging::SLOT_BYTES;
-use super::work_request::{Data, Part, WorkRequest};
 
 /// Limit of the outstanding parts of one transfer.
 const PARTS: u16 = 8;
@@ -15,13 +15,13 @@ const SHORT: u32 = 4096;
 
 /// The next packet of a work request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct NextPacket {
-    pub(super) verb: Verb,
-    pub(super) part: Part,
+pub(crate) struct NextPacket {
+    pub(crate) verb: Verb,
+    pub(crate) part: Part,
     /// `true` if its payload may go through a slot.
-    pub(super) is_staged: bool,
+    pub(crate) is_staged: bool,
     /// `true` if the part was sent before, through a slot that could not be used.
-    pub(super) is_repeated: bool,
+    pub(crate) is_repeated: bool,
 }
 
 impl NextPacket {
@@ -38,7 +38,7 @@ impl NextPacket {
 
 /// Chooses the next packet of a work request, or returns `None` if the request waits for answers or
 /// has ended.
-pub(super) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
+pub(crate) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
     let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only its execution shows that the others are allowed.
     let limit = if job.moved == 0 { 1 } else { PARTS };
@@ -60,7 +60,7 @@ pub(super) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
 }
 
 /// Returns `true` if payload of the work request may go through slots.
-pub(super) fn may_be_staged(request: &WorkRequest) -> bool {
+pub(crate) fn may_be_staged(request: &WorkRequest) -> bool {
     let is_rdma = matches!(
         request.operation,
         Operation::RdmaRead | Operation::RdmaWrite
