@@ -1,17 +1,17 @@
 //! Work requests to queue pairs of other adapters.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
 use zerocopy::IntoBytes;
 
-use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
+use super::requester::{Requester, part_of, payload, tag, unreliable};
 use super::responder::Payload;
 use super::turn::Turn;
 use super::wire::{Answer, Token};
 use crate::objects::{Gid, Need, QueuePairKind};
-use crate::work::job::{Job, PendingPacket, Wait};
+use crate::work::job::{Job, PendingPacket, Sending, Step, Wait};
 use crate::work::next_packet::{NextPacket, may_be_staged, next_packet};
 use crate::work::packet::{self, PART_BYTES, Packet, Refusal, Verb};
 use crate::work::request::Part;
@@ -52,35 +52,26 @@ impl Turn<'_> {
             let sent = self.send_datagram(requester, gid, job);
             return Step::Done(sent.map_or_else(unreliable, |()| CompletionStatus::Ok));
         }
+        if let Sending::Failed(_) = job.remote.sending {
+            return job.remote.ended();
+        }
         job.remote.gid = Some(gid);
-        job.remote.needs_slot = false;
-        let next = match job.remote.unsent.take() {
-            Some(unsent) => Ok(Some(unsent)),
-            None => {
-                let stages = may_be_staged(&job.request) && self.stages(gid);
-                let Some(next) = next_packet(job, stages) else {
-                    return ended(job);
-                };
-                self.unsent(requester, gid, job, next)
-            }
+        if let Sending::Busy { packet, since } = std::mem::take(&mut job.remote.sending) {
+            return self.send_packet(requester, gid, job, packet, since);
+        }
+        let stages = may_be_staged(&job.request) && self.stages(gid);
+        let Some(next) = next_packet(job, stages) else {
+            return job.remote.ended();
         };
-        match next {
-            Ok(Some(packet)) => self.send_packet(requester, gid, job, packet),
+        match self.pending_packet(requester, gid, job, next) {
+            Ok(Some(packet)) => self.send_packet(requester, gid, job, packet, self.now),
             Ok(None) => {
-                job.remote.needs_slot = true;
+                job.remote.sending = Sending::NeedsSlot;
                 self.state.staging.add_waiter(requester.sender.pair, gid);
                 Step::After(Wait::Answer)
             }
-            Err(status) => self.give_up(job, status),
+            Err(status) => job.remote.fail(status),
         }
-    }
-
-    /// Notes that a work request has failed. It ends once its packets are answered: none of them
-    /// has an effect afterwards.
-    pub(super) fn give_up(&mut self, job: &mut Job, status: CompletionStatus) -> Step {
-        job.remote.unsent = None;
-        job.remote.failure.get_or_insert(status);
-        ended(job)
     }
 
     fn send_datagram(
@@ -101,35 +92,34 @@ impl Turn<'_> {
         sent.map_err(|_| CompletionStatus::LocalUnreachableRemote)
     }
 
-    /// Sends one packet of a work request, or keeps it until it can be sent.
+    /// Sends one packet of a work request, or keeps it until it can be sent. It could not be sent
+    /// since `since`.
     fn send_packet(
         &mut self,
         requester: &Requester,
         gid: Gid,
         job: &mut Job,
         packet: PendingPacket,
+        since: Instant,
     ) -> Step {
         let token = Token(self.state.next_id());
         self.state.transfers.session.release();
         let wire = self.state.wire.get().ok_or(SendError::Lost);
         let sent = wire.and_then(|wire| wire.request(gid, &packet.data, Vec::new(), token));
         let Err(error) = sent else {
-            job.remote.busy_since = None;
             self.note_sent(requester, gid, job, packet, token);
             return Step::Again;
         };
-        job.remote.unsent = Some(packet);
-        match error {
-            SendError::Busy => {
-                let since = *job.remote.busy_since.get_or_insert(self.now);
-                if self.now.saturating_duration_since(since) >= BUSY_TIME_OUT {
-                    return self.give_up(job, CompletionStatus::LocalUnresponsiveRemote);
-                }
-                Step::After(Wait::Until(self.now + BUSY_WAIT))
+        let is_late = self.now.saturating_duration_since(since) >= BUSY_TIME_OUT;
+        job.remote.fail(match error {
+            SendError::Busy if !is_late => {
+                job.remote.sending = Sending::Busy { packet, since };
+                return Step::After(Wait::Until(self.now + BUSY_WAIT));
             }
-            SendError::TooLong => self.give_up(job, CompletionStatus::LocalQueuePair),
-            SendError::Lost => self.give_up(job, CompletionStatus::LocalUnreachableRemote),
-        }
+            SendError::Busy => CompletionStatus::LocalUnresponsiveRemote,
+            SendError::TooLong => CompletionStatus::LocalQueuePair,
+            SendError::Lost => CompletionStatus::LocalUnreachableRemote,
+        })
     }
 
     /// Notes a packet of a work request that was sent and expects an answer.
@@ -153,16 +143,14 @@ impl Turn<'_> {
         };
         self.state.sent.insert(token, InFlight::Packet(sent));
         job.remote.outstanding += 1;
+        let before = job.remote.sent.unwrap_or(0);
         match verb {
-            Verb::Announce => job.remote.is_announcing = true,
-            Verb::CountRead | Verb::CountWrite => job.remote.is_reported = true,
-            _ => {
-                job.remote.has_begun = true;
-                job.remote.sent = job.remote.sent.max(part.offset + part.len);
-            }
+            Verb::Announce | Verb::CountRead | Verb::CountWrite => job.remote.is_reported = true,
+            _ => job.remote.sent = Some(before.max(part.offset + part.len)),
         }
         if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
-            if !packet.is_repeated {
+            // A part that is sent again counts once.
+            if part.offset >= before {
                 self.count_sent(part.len);
             }
             let statistics = &mut self.state.statistics;
@@ -175,7 +163,7 @@ impl Turn<'_> {
 
     /// Returns the next packet of a work request, with its payload or the payload's slot, or `None`
     /// if it waits for a free slot.
-    fn unsent(
+    fn pending_packet(
         &mut self,
         requester: &Requester,
         gid: Gid,
@@ -195,7 +183,6 @@ impl Turn<'_> {
                     part,
                     data,
                     slot,
-                    is_repeated: false,
                 }));
             }
         }
@@ -206,7 +193,6 @@ impl Turn<'_> {
             part,
             data,
             slot: None,
-            is_repeated: next.is_repeated,
         }))
     }
 
@@ -343,24 +329,22 @@ impl Turn<'_> {
                     job.remote.again.push(sent.part);
                     Step::Again
                 }
-                None => self.give_up(job, CompletionStatus::RemoteBadStatus),
+                None => job.remote.fail(CompletionStatus::RemoteBadStatus),
             },
-            (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Message) => {
-                job.remote.has_begun = false;
-                self.not_ready_remote(requester, job)
+            (
+                Err(Refusal::Status(CompletionStatus::RemoteNotReady)),
+                verb @ (Verb::Message | Verb::Announce),
+            ) => {
+                match verb {
+                    Verb::Message => job.remote.sent = None,
+                    _ => job.remote.is_reported = false,
+                }
+                match self.not_ready(requester, job) {
+                    Step::Done(status) => job.remote.fail(status),
+                    step => step,
+                }
             }
-            (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Announce) => {
-                job.remote.is_announcing = false;
-                self.not_ready_remote(requester, job)
-            }
-            (Err(Refusal::Status(status)), _) => self.give_up(job, status),
-        }
-    }
-
-    fn not_ready_remote(&mut self, requester: &Requester, job: &mut Job) -> Step {
-        match self.not_ready(requester, job) {
-            Step::Done(status) => self.give_up(job, status),
-            step => step,
+            (Err(Refusal::Status(status)), _) => job.remote.fail(status),
         }
     }
 
@@ -372,11 +356,8 @@ impl Turn<'_> {
         sent: &SentPacket,
         data: &[u8],
     ) -> Result<(), Refusal> {
-        match sent.verb {
-            Verb::Message => job.remote.is_received = true,
-            Verb::Announce => job.remote.is_announced = true,
-            Verb::Write | Verb::Share | Verb::CountRead | Verb::CountWrite => {}
-            Verb::Read => self.take_read(requester, job, sent, data)?,
+        if sent.verb == Verb::Read {
+            self.take_read(requester, job, sent, data)?;
         }
         job.moved = job.moved.saturating_add(sent.part.len);
         Ok(())
@@ -411,14 +392,5 @@ fn local_need(verb: Verb) -> Need {
     match verb {
         Verb::Read => Need::LocalWrite,
         _ => Need::LocalRead,
-    }
-}
-
-/// Returns the next step of a work request that has nothing to send.
-fn ended(job: &Job) -> Step {
-    match job.remote.failure {
-        _ if job.remote.outstanding > 0 => Step::After(Wait::Answer),
-        Some(status) => Step::Done(status),
-        None => Step::Done(CompletionStatus::Ok),
     }
 }

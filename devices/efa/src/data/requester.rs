@@ -14,7 +14,7 @@ use crate::objects::{
     BusSegment, DroppedRequest, ENDLESS_RNR_RETRY, Need, QueuePairEvent, QueuePairKind,
     QueuePairState,
 };
-use crate::work::job::{Job, Wait};
+use crate::work::job::{Job, Step, Wait};
 use crate::work::request::{BadRequest, Buffer, Data, Part, WorkRequest};
 
 /// Number of bytes that a queue pair moves before the next one has its turn.
@@ -30,16 +30,6 @@ pub(super) struct Requester {
     pub(super) sender: Sender,
     pub(super) protection_domain: u16,
     pub(super) rnr_retry: u8,
-}
-
-/// The state of a work request after a step.
-pub(super) enum Step {
-    /// There is more to move.
-    Again,
-    /// It continues after this event.
-    After(Wait),
-    /// It has ended.
-    Done(CompletionStatus),
 }
 
 impl Turn<'_> {
@@ -187,7 +177,7 @@ impl Turn<'_> {
             .gid
             .or_else(|| self.objects.address(handle, domain));
         let Some(gid) = gid else {
-            return self.give_up(job, CompletionStatus::LocalInvalidAddressHandle);
+            return job.remote.fail(CompletionStatus::LocalInvalidAddressHandle);
         };
         if gid != self.state.gid {
             return self.step_remote(&requester, gid, job);

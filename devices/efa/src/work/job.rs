@@ -48,31 +48,65 @@ pub(crate) enum Wait {
 pub(crate) struct Remote {
     /// The adapter, once the request has begun.
     pub(crate) gid: Option<Gid>,
-    /// A packet that could not be sent yet.
-    pub(crate) unsent: Option<PendingPacket>,
-    /// The time since which no packet could be sent, or `None` once one was.
-    pub(crate) busy_since: Option<Instant>,
-    /// Number of bytes that have been requested or sent.
-    pub(crate) sent: u32,
-    /// `true` if anything has been sent.
-    pub(crate) has_begun: bool,
-    /// `true` if its next part waits for a free slot.
-    pub(crate) needs_slot: bool,
+    pub(crate) sending: Sending,
+    /// Number of bytes that have been requested or sent, or `None` if nothing has been sent: an
+    /// empty transfer is one part, too.
+    pub(crate) sent: Option<u32>,
     /// Parts whose slots could not be used, and which go in packets.
     pub(crate) again: Vec<Part>,
     /// Number of unanswered packets.
     pub(crate) outstanding: u16,
-    /// `true` if its message has arrived.
-    pub(crate) is_received: bool,
-    /// `true` once the announcement of a write has been sent, and once it has arrived.
-    pub(crate) is_announcing: bool,
-    pub(crate) is_announced: bool,
-    /// `true` if the destination counts the transfer once all of it is done, and once it has been
-    /// told that it is done.
+    /// `true` if the destination counts the transfer once all of it is done.
     pub(crate) is_counted: bool,
+    /// `true` if the destination has been told that all of it is done.
     pub(crate) is_reported: bool,
-    /// The first failure. The request ends once no packet is outstanding.
-    pub(crate) failure: Option<CompletionStatus>,
+}
+
+/// The state of a work request that sends packets to another adapter.
+#[derive(Debug, Default)]
+pub(crate) enum Sending {
+    /// Its next packet may be sent.
+    #[default]
+    Ready,
+    /// This packet could not be sent yet, and none could since this time.
+    Busy {
+        packet: PendingPacket,
+        since: Instant,
+    },
+    /// Its next part waits for a free slot.
+    NeedsSlot,
+    /// It has failed, and ends once no packet is outstanding.
+    Failed(CompletionStatus),
+}
+
+/// The state of a work request after a step.
+pub(crate) enum Step {
+    /// There is more to move.
+    Again,
+    /// It continues after this event.
+    After(Wait),
+    /// It has ended.
+    Done(CompletionStatus),
+}
+
+impl Remote {
+    /// Notes a failure, unless there was one before. The request ends once its packets are
+    /// answered: none of them has an effect afterwards.
+    pub(crate) fn fail(&mut self, status: CompletionStatus) -> Step {
+        if !matches!(self.sending, Sending::Failed(_)) {
+            self.sending = Sending::Failed(status);
+        }
+        self.ended()
+    }
+
+    /// Returns the next step of a request that has nothing to send.
+    pub(crate) fn ended(&self) -> Step {
+        match self.sending {
+            _ if self.outstanding > 0 => Step::After(Wait::Answer),
+            Sending::Failed(status) => Step::Done(status),
+            _ => Step::Done(CompletionStatus::Ok),
+        }
+    }
 }
 
 impl Job {
@@ -120,8 +154,6 @@ pub(crate) struct PendingPacket {
     pub(crate) data: Vec<u8>,
     /// The slot of its payload.
     pub(crate) slot: Option<Slot>,
-    /// `true` if the part was sent before, through a slot that could not be used.
-    pub(crate) is_repeated: bool,
 }
 
 /// A queue pair's work requests in progress, oldest first.
@@ -140,8 +172,10 @@ impl Jobs {
         if self.0.len() >= usize::from(entries) {
             return true;
         }
-        let holds_up =
-            |job: &&Job| job.remote.busy_since.is_some() || !matches!(job.wait, Wait::Until(_));
+        let holds_up = |job: &&Job| {
+            matches!(job.remote.sending, Sending::Busy { .. })
+                || !matches!(job.wait, Wait::Until(_))
+        };
         self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
@@ -178,7 +212,9 @@ impl Jobs {
     /// is one.
     pub(crate) fn wake_slot_waiter(&mut self, gid: Gid) -> bool {
         let waits = |job: &&mut Job| {
-            job.remote.needs_slot && job.remote.gid == Some(gid) && job.wait == Wait::Answer
+            matches!(job.remote.sending, Sending::NeedsSlot)
+                && job.remote.gid == Some(gid)
+                && job.wait == Wait::Answer
         };
         let Some(job) = self.0.iter_mut().find(waits) else {
             return false;

@@ -20,20 +20,6 @@ pub(crate) struct NextPacket {
     pub(crate) part: Part,
     /// `true` if its payload may go through a slot.
     pub(crate) is_staged: bool,
-    /// `true` if the part was sent before, through a slot that could not be used.
-    pub(crate) is_repeated: bool,
-}
-
-impl NextPacket {
-    /// Makes a packet that carries its payload.
-    fn new(verb: Verb, part: Part) -> Self {
-        Self {
-            verb,
-            part,
-            is_staged: false,
-            is_repeated: false,
-        }
-    }
 }
 
 /// Chooses the next packet of a work request, or returns `None` if the request waits for answers or
@@ -42,21 +28,32 @@ pub(crate) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
     let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only its execution shows that the others are allowed.
     let limit = if job.moved == 0 { 1 } else { PARTS };
-    if remote.outstanding >= limit || remote.failure.is_some() {
+    if remote.outstanding >= limit {
         return None;
     }
-    let verb = match request.operation {
-        Operation::Send => Verb::Message,
-        Operation::RdmaRead => Verb::Read,
-        Operation::RdmaWrite => Verb::Write,
+    let (verb, report) = match (request.operation, request.immediate) {
+        (Operation::Send, _) => (Verb::Message, None),
+        (Operation::RdmaRead, _) => (Verb::Read, remote.is_counted.then_some(Verb::CountRead)),
+        (Operation::RdmaWrite, None) => {
+            (Verb::Write, remote.is_counted.then_some(Verb::CountWrite))
+        }
+        (Operation::RdmaWrite, Some(_)) => (Verb::Write, Some(Verb::Announce)),
         // They lead to no other adapter.
-        Operation::FastRegister | Operation::FastInvalidate => return None,
+        (Operation::FastRegister | Operation::FastInvalidate, _) => return None,
     };
-    if verb == Verb::Message {
-        let is_due = !remote.has_begun && !remote.is_received;
-        return is_due.then_some(NextPacket::new(verb, Part::whole(request.bytes)));
+    if let Some((part, is_staged)) = next_part(request, remote, stages) {
+        return Some(NextPacket {
+            verb,
+            part,
+            is_staged,
+        });
     }
-    next_part(request, remote, verb, stages).or_else(|| next_report(request, remote, verb))
+    let is_due = remote.outstanding == 0 && !remote.is_reported;
+    report.filter(|_| is_due).map(|verb| NextPacket {
+        verb,
+        part: Part::whole(0),
+        is_staged: false,
+    })
 }
 
 /// Returns `true` if payload of the work request may go through slots.
@@ -68,47 +65,22 @@ pub(crate) fn may_be_staged(request: &WorkRequest) -> bool {
     is_rdma && request.bytes > SHORT && matches!(request.data, Data::Buffers(_))
 }
 
-/// Returns the next packet with data of an RDMA write or read, or `None` if all parts have been
-/// sent.
-fn next_part(
-    request: &WorkRequest,
-    remote: &mut Remote,
-    verb: Verb,
-    stages: bool,
-) -> Option<NextPacket> {
+/// Returns the next part of the data, with `true` if it may go through a slot, or `None` if all
+/// parts have been sent. A message is one part.
+fn next_part(request: &WorkRequest, remote: &mut Remote, stages: bool) -> Option<(Part, bool)> {
     if let Some(whole) = remote.again.pop() {
         let part = whole.at_most(PART_BYTES);
         if part.len < whole.len {
             let rest = Part::new(whole.offset + part.len, whole.len - part.len);
             remote.again.push(rest);
         }
-        return Some(NextPacket {
-            is_repeated: true,
-            ..NextPacket::new(verb, part)
-        });
+        return Some((part, false));
     }
-    // An empty transfer is one part, so that the other side checks it.
-    if remote.sent >= request.bytes && remote.has_begun {
+    let offset = remote.sent.unwrap_or(0);
+    if remote.sent.is_some() && offset >= request.bytes {
         return None;
     }
-    let left = request.bytes.saturating_sub(remote.sent);
     let most = if stages { SLOT_BYTES } else { PART_BYTES };
-    Some(NextPacket {
-        is_staged: stages,
-        ..NextPacket::new(verb, Part::new(remote.sent, left.min(most)))
-    })
-}
-
-/// Returns the report to the other side about an RDMA write or read whose data has moved.
-fn next_report(request: &WorkRequest, remote: &Remote, verb: Verb) -> Option<NextPacket> {
-    if remote.outstanding == 0 && remote.is_counted && !remote.is_reported {
-        let report = match verb {
-            Verb::Read => Verb::CountRead,
-            _ => Verb::CountWrite,
-        };
-        return Some(NextPacket::new(report, Part::whole(0)));
-    }
-    let is_announced = request.immediate.is_none() || remote.is_announcing || remote.is_announced;
-    let is_written = remote.outstanding == 0 && verb == Verb::Write;
-    (is_written && !is_announced).then_some(NextPacket::new(Verb::Announce, Part::whole(0)))
+    let left = request.bytes.saturating_sub(offset);
+    Some((Part::new(offset, left.min(most)), stages))
 }
