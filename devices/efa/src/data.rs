@@ -43,7 +43,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -133,7 +133,6 @@ impl DataPath {
                 staged: 0,
                 sent: HashMap::new(),
                 ids: 0,
-                ready: VecDeque::new(),
                 bus: BusMastering::default(),
             },
         };

@@ -9,9 +9,13 @@ mod address_handle;
 mod completion_queue;
 mod error;
 mod event_counter;
+mod event_counters;
 mod event_queue;
 mod memory_region;
 mod queue_pair;
+mod queue_pair_state;
+mod queue_pairs;
+mod queues;
 mod region_keys;
 mod rings;
 mod slots;
@@ -19,7 +23,6 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub use address_handle::{CreateAddressHandle, Gid};
@@ -28,17 +31,16 @@ pub use error::{ObjectError, ObjectKind};
 pub use event_counter::{CreateEventCounter, ModifyEventCounter};
 pub use event_queue::CreateEventQueue;
 pub use memory_region::{RegionKeys, RegisterRegion, VerbsAccess};
-pub use queue_pair::{
-    CreateQueuePair, ModifyQueuePair, QueuePairAttributes, QueuePairKind, QueuePairState,
-};
+pub use queue_pair::{CreateQueuePair, ModifyQueuePair, QueuePairAttributes};
+pub use queue_pair_state::{QueuePairKind, QueuePairState};
 
 pub(crate) use completion_queue::{CompletionQueue, NEVER_WRITTEN};
 pub(crate) use event_counter::{QueuePairEvent, WORD_BYTES};
 pub(crate) use event_queue::EventQueue;
 #[cfg(test)]
 pub(crate) use memory_region::AccessError;
-pub(crate) use memory_region::{BusSegment, Need, page_count};
-pub(crate) use queue_pair::{DroppedRequest, ENDLESS_RNR_RETRY, QueuePair, slot};
+pub(crate) use memory_region::{BusSegment, MemoryRegions, Need, page_count};
+pub(crate) use queue_pair::{DroppedRequest, ENDLESS_RNR_RETRY, QueuePair, QueuePairs, slot};
 
 use peerbar_dma::{MemoryError, MemoryFile};
 
@@ -46,9 +48,7 @@ use crate::doorbells::Doorbells;
 use crate::{limits, memory_bar};
 use address_handle::AddressHandle;
 use event_counter::EventCounter;
-use memory_region::MemoryRegion;
-use region_keys::KeyGenerator;
-use slots::Slots;
+use slots::{Slots, UserCount};
 
 /// All objects of an adapter.
 pub struct Objects {
@@ -57,35 +57,12 @@ pub struct Objects {
     bar_memory: Arc<MemoryFile>,
     uars: Slots<UserCount>,
     protection_domains: Slots<UserCount>,
-    address_handles: Slots<AddressHandle>,
+    pub(crate) address_handles: Slots<AddressHandle>,
     pub(crate) event_queues: Slots<EventQueue>,
     pub(crate) completion_queues: Slots<CompletionQueue>,
     pub(crate) event_counters: Slots<EventCounter>,
-    pub(crate) queue_pairs: Slots<QueuePair>,
-    /// The generation of the next queue pair of each slot, which is part of its number.
-    generations: Vec<u8>,
-    /// The last UAR to use each slot of a send queue: its process may have the memory mapped until
-    /// the UAR is released.
-    send_queue_uars: Vec<Option<u16>>,
-    /// Work requests in progress that were dropped with their queue pairs or by a reset.
-    dropped: Vec<DroppedRequest>,
-    /// Memory regions by their local keys.
-    regions: HashMap<u32, MemoryRegion>,
-    /// Local keys by the remote keys of the same regions.
-    remote_keys: HashMap<u32, u32>,
-    /// The local keys of the regions that were allocated for fast registration, by the key bits
-    /// that do not change, and the fixed bits of their remote keys.
-    fast_keys: HashMap<u32, u32>,
-    fast_remote_keys: HashSet<u32>,
-    /// Number of pages of all regions.
-    pages: usize,
-    keys: KeyGenerator,
-}
-
-/// A UAR or a protection domain, which has only a count of its users.
-#[derive(Default)]
-struct UserCount {
-    users: usize,
+    pub(crate) queue_pairs: QueuePairs,
+    pub(crate) regions: MemoryRegions,
 }
 
 impl Objects {
@@ -103,30 +80,14 @@ impl Objects {
             event_queues: Slots::new(ObjectKind::EventQueue, limits::EVENT_QUEUES),
             completion_queues: Slots::new(ObjectKind::CompletionQueue, limits::COMPLETION_QUEUES),
             event_counters: Slots::new(ObjectKind::EventCounter, limits::EVENT_COUNTERS),
-            queue_pairs: Slots::new(ObjectKind::QueuePair, limits::QUEUE_PAIRS),
-            generations: vec![0; usize::from(limits::QUEUE_PAIRS)],
-            send_queue_uars: vec![None; usize::from(limits::QUEUE_PAIRS)],
-            dropped: Vec::new(),
-            regions: HashMap::new(),
-            remote_keys: HashMap::new(),
-            fast_keys: HashMap::new(),
-            fast_remote_keys: HashSet::new(),
-            pages: 0,
-            keys: KeyGenerator::default(),
+            queue_pairs: QueuePairs::new(),
+            regions: MemoryRegions::default(),
         }
     }
 
     /// Removes every object, as a reset of the device does.
     pub fn reset(&mut self) {
-        let (doorbells, generations) = (
-            self.doorbells.clone(),
-            std::mem::take(&mut self.generations),
-        );
-        let mut dropped = self.take_dropped();
-        for (_, pair) in self.queue_pairs.iter() {
-            dropped.extend(pair.requests_in_progress());
-        }
-        doorbells.close_all();
+        self.doorbells.close_all();
         let queues = memory_bar::SEND_QUEUES;
         if let Err(error) = self
             .bar_memory
@@ -134,10 +95,11 @@ impl Objects {
         {
             log::error!("send queues are not cleared: {error}");
         }
+        let mut queue_pairs = std::mem::replace(&mut self.queue_pairs, QueuePairs::new());
+        queue_pairs.reset();
         *self = Self {
-            generations,
-            dropped,
-            ..Self::new(doorbells, self.bar_memory.clone())
+            queue_pairs,
+            ..Self::new(self.doorbells.clone(), self.bar_memory.clone())
         };
         self.doorbells.wake_worker();
     }
@@ -150,10 +112,8 @@ impl Objects {
     /// Releases a UAR, and with it the memory of the send queues that its process had. Fails while
     /// queues use it.
     pub fn destroy_uar(&mut self, uar: u16) -> Result<(), ObjectError> {
-        remove_unused(&mut self.uars, uar)?;
-        for owner in &mut self.send_queue_uars {
-            owner.take_if(|owner| *owner == uar);
-        }
+        self.uars.remove_unused(uar)?;
+        self.queue_pairs.release_uar(uar);
         Ok(())
     }
 
@@ -164,7 +124,7 @@ impl Objects {
 
     /// Removes a protection domain. Fails while address handles, queue pairs or memory regions use it.
     pub fn destroy_protection_domain(&mut self, domain: u16) -> Result<(), ObjectError> {
-        remove_unused(&mut self.protection_domains, domain)
+        self.protection_domains.remove_unused(domain)
     }
 
     /// Clears this slot's send queue, so that its next process neither reads nor sends data that
@@ -174,33 +134,87 @@ impl Objects {
         self.bar_memory.zero(start, memory_bar::SEND_QUEUE_BYTES)
     }
 
-    /// Returns the number of memory regions.
-    #[cfg(test)]
-    pub(crate) fn region_count(&self) -> usize {
-        self.regions.len()
+    /// Creates an address handle, and returns its number. An address has only one handle in a
+    /// protection domain: creating it again returns the same one.
+    pub fn create_address_handle(
+        &mut self,
+        parameters: CreateAddressHandle,
+    ) -> Result<u16, ObjectError> {
+        let CreateAddressHandle {
+            protection_domain,
+            gid,
+        } = parameters;
+        self.protection_domains.get(protection_domain)?;
+        if let Some(number) = self.address_handles.handle_of(gid, protection_domain) {
+            self.address_handles.get_mut(number)?.users += 1;
+            return Ok(number);
+        }
+        let number = self.address_handles.insert(AddressHandle {
+            protection_domain,
+            gid,
+            users: 1,
+        })?;
+        self.protection_domains.add_user(protection_domain)?;
+        Ok(number)
     }
-}
 
-fn remove_unused(slots: &mut Slots<UserCount>, number: u16) -> Result<(), ObjectError> {
-    let kind = slots.kind();
-    if slots.get(number)?.users > 0 {
-        return Err(ObjectError::InUse {
-            kind,
-            number: number.into(),
-        });
+    /// Removes an address handle of this protection domain, once it was removed as often as it was
+    /// created.
+    pub fn destroy_address_handle(
+        &mut self,
+        number: u16,
+        protection_domain: u16,
+    ) -> Result<(), ObjectError> {
+        if self
+            .address_handles
+            .gid(number, protection_domain)
+            .is_none()
+        {
+            return Err(ObjectError::Unknown {
+                kind: ObjectKind::AddressHandle,
+                number: number.into(),
+            });
+        }
+        let handle = self.address_handles.get_mut(number)?;
+        handle.users -= 1;
+        if handle.users > 0 {
+            return Ok(());
+        }
+        self.address_handles.remove(number)?;
+        self.protection_domains.remove_user(protection_domain);
+        Ok(())
     }
-    slots.remove(number).map(|_| ())
-}
 
-/// Adds a user to this object, which exists.
-fn add_user(slots: &mut Slots<UserCount>, number: u16) -> Result<(), ObjectError> {
-    slots.get_mut(number)?.users += 1;
-    Ok(())
-}
+    /// Registers memory. Returns the keys of the new region.
+    pub fn register_region(
+        &mut self,
+        parameters: RegisterRegion<'_>,
+    ) -> Result<RegionKeys, ObjectError> {
+        self.protection_domains.get(parameters.protection_domain)?;
+        let keys = self.regions.register(parameters)?;
+        self.protection_domains
+            .add_user(parameters.protection_domain)?;
+        Ok(keys)
+    }
 
-/// Removes a user from this object.
-fn remove_user(slots: &mut Slots<UserCount>, number: u16) {
-    if let Ok(object) = slots.get_mut(number) {
-        object.users = object.users.saturating_sub(1);
+    /// Allocates a region without memory, of at most that many pages. Returns its keys, whose
+    /// lowest 8 bits change with each registration.
+    pub fn allocate_region(
+        &mut self,
+        protection_domain: u16,
+        max_pages: usize,
+    ) -> Result<RegionKeys, ObjectError> {
+        self.protection_domains.get(protection_domain)?;
+        let keys = self.regions.allocate(protection_domain, max_pages)?;
+        self.protection_domains.add_user(protection_domain)?;
+        Ok(keys)
+    }
+
+    /// Removes the memory region of this local key. Nothing touches its memory any more once this
+    /// returns.
+    pub fn deregister_region(&mut self, local_key: u32) -> Result<(), ObjectError> {
+        let domain = self.regions.remove(local_key)?;
+        self.protection_domains.remove_user(domain);
+        Ok(())
     }
 }

@@ -126,7 +126,9 @@ impl Turn<'_> {
             (Verb::Write, None) => Operation::RdmaWrite,
             _ => return answer,
         };
-        if self.objects.counts_remote(packet.destination, operation) {
+        let event = QueuePairEvent::Remote(operation);
+        let pair = self.objects.queue_pairs.get(packet.destination);
+        if pair.is_ok_and(|pair| pair.counter_of(event).is_some()) {
             packet::ask_to_count(&mut answer);
         }
         answer

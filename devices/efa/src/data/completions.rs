@@ -13,7 +13,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::turn::Turn;
 use crate::entry::write_word_last;
-use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent, QueuePairState};
+use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent};
 use crate::work::request::RequestId;
 
 /// A message or an RDMA write that was received.
@@ -60,7 +60,12 @@ impl Turn<'_> {
         operation: Operation,
         status: CompletionStatus,
     ) {
-        let Ok(queue) = self.objects.queue_pair(pair).map(|it| it.send_completions) else {
+        let Ok(queue) = self
+            .objects
+            .queue_pairs
+            .get(pair)
+            .map(|it| it.send_completions)
+        else {
             return;
         };
         let flags = CompletionFlags::new()
@@ -86,12 +91,15 @@ impl Turn<'_> {
             let is_ok = received.status == CompletionStatus::Ok;
             self.count_event(pair, QueuePairEvent::Received { is_ok });
         }
-        let Ok(receiver) = self.objects.queue_pair(pair) else {
+        let Ok(receiver) = self.objects.queue_pairs.get(pair) else {
             return false;
         };
         let queue = receiver.receive_completions;
         let domain = receiver.protection_domain;
-        let handle = self.objects.handle_of(received.source, domain);
+        let handle = self
+            .objects
+            .address_handles
+            .handle_of(received.source, domain);
         let flags = CompletionFlags::new()
             .with_queue_type(QueueType::Receive as u8)
             .with_operation(received.operation as u8)
@@ -129,7 +137,7 @@ impl Turn<'_> {
         };
         if queue.has_failed {
             // The queue pair was reset and started again since.
-            self.fail_pair(pair);
+            self.objects.queue_pairs.fail(pair);
             return false;
         }
         if queue.outstanding() >= queue.entries {
@@ -204,20 +212,9 @@ impl Turn<'_> {
         if let Ok(queue) = self.objects.completion_queues.get_mut(number) {
             queue.has_failed = true;
         }
-        let pairs = self.objects.queue_pairs.iter();
-        let used: Vec<u16> = pairs
-            .filter(|(_, it)| [it.send_completions, it.receive_completions].contains(&number))
-            .map(|(_, it)| it.number)
-            .collect();
-        used.into_iter().for_each(|pair| self.fail_pair(pair));
-    }
-
-    /// Puts a queue pair in error: posted requests are flushed.
-    pub(super) fn fail_pair(&mut self, number: u16) {
-        if let Ok(pair) = self.objects.queue_pair_mut(number) {
-            pair.state = QueuePairState::Error;
-            self.state.make_ready(number);
-        }
+        self.objects
+            .queue_pairs
+            .fail_those(|pair| pair.completes_in(number));
     }
 
     /// Handles a write of a completion queue's doorbell by user space.

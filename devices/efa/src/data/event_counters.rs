@@ -12,14 +12,15 @@ impl Turn<'_> {
     /// have no way to say what has ended. The same happens to queue pairs that count in it later,
     /// until a command has written the word.
     pub(super) fn count_event(&mut self, pair: u16, event: QueuePairEvent) {
-        let Some(number) = self.objects.counter_of(pair, event) else {
+        let counting = self.objects.queue_pairs.get(pair).ok();
+        let Some(number) = counting.and_then(|pair| pair.counter_of(event)) else {
             return;
         };
         let Ok(counter) = self.objects.event_counters.get_mut(number) else {
             return;
         };
         if counter.has_failed {
-            self.fail_pair(pair);
+            self.objects.queue_pairs.fail(pair);
             return;
         }
         counter.value = counter.value.wrapping_add(1);
@@ -54,8 +55,9 @@ impl Turn<'_> {
         if let Err(error) = written {
             log::debug!("event counter {number}: {error}: {}", error.cause);
             counter.has_failed = true;
-            let pairs = self.objects.pairs_of_counter(number);
-            pairs.into_iter().for_each(|pair| self.fail_pair(pair));
+            self.objects
+                .queue_pairs
+                .fail_those(|pair| pair.has_counter(number));
         }
     }
 }

@@ -27,7 +27,7 @@ impl Turn<'_> {
         request: &FastRegistration,
     ) -> CompletionStatus {
         let (domain, key) = (requester.protection_domain, request.lkey.get());
-        let max_pages = match self.objects.free_region(domain, key) {
+        let max_pages = match self.objects.regions.free_pages(domain, key) {
             Ok(max_pages) => max_pages,
             Err(error) => return refused(&error),
         };
@@ -58,7 +58,7 @@ impl Turn<'_> {
             pages: &pages,
             access: request.permissions.into(),
         };
-        match self.objects.register_fast(key, parameters) {
+        match self.objects.regions.add_memory(key, parameters) {
             Ok(()) => CompletionStatus::Ok,
             Err(error) => refused(&error),
         }
@@ -67,7 +67,7 @@ impl Turn<'_> {
     /// Removes the memory of a region. Returns the status of the request.
     pub(super) fn invalidate(&mut self, requester: &Requester, key: u32) -> CompletionStatus {
         let domain = requester.protection_domain;
-        match self.objects.invalidate_fast(domain, key) {
+        match self.objects.regions.remove_memory(domain, key) {
             Ok(()) => CompletionStatus::Ok,
             Err(error) => refused(&error),
         }

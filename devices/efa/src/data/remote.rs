@@ -280,7 +280,7 @@ impl Turn<'_> {
             let staging = &mut self.state.staging;
             staging.give_up_buffer_of(sent.gid, slot, self.now);
         }
-        let Ok(pair) = self.objects.queue_pair_mut(sent.pair) else {
+        let Ok(pair) = self.objects.queue_pairs.get_mut(sent.pair) else {
             return;
         };
         // The job is missing if its queue pair was reset or is in error.
@@ -293,10 +293,16 @@ impl Turn<'_> {
             None => Step::Again,
         };
         match step {
-            Step::After(wait) => self.put_back(sent.pair, index, job, wait),
-            _ => self.put_back(sent.pair, index, job, Wait::Turn),
+            Step::After(wait) => self
+                .objects
+                .queue_pairs
+                .put_back(sent.pair, index, job, wait),
+            _ => self
+                .objects
+                .queue_pairs
+                .put_back(sent.pair, index, job, Wait::Turn),
         }
-        self.state.make_ready(sent.pair);
+        self.objects.queue_pairs.make_ready(sent.pair);
     }
 
     /// Applies an answer to its work request.

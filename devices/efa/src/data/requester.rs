@@ -35,7 +35,7 @@ pub(super) struct Requester {
 impl Turn<'_> {
     /// Executes work requests of a queue pair for a while. Returns `true` if it has more to do now.
     pub(super) fn serve(&mut self, number: u16) -> bool {
-        let Ok(pair) = self.objects.queue_pair(number) else {
+        let Ok(pair) = self.objects.queue_pairs.get(number) else {
             return false;
         };
         match pair.state {
@@ -50,7 +50,7 @@ impl Turn<'_> {
     /// by a reset.
     pub(super) fn end_dropped(&mut self) {
         let requester = self.state.transfers.session.requester();
-        for DroppedRequest { pair, request } in self.objects.take_dropped() {
+        for DroppedRequest { pair, request } in self.objects.queue_pairs.take_dropped() {
             let status = u16::from(CompletionStatus::Flushed as u8);
             requester
                 .ledger()
@@ -73,8 +73,11 @@ impl Turn<'_> {
             bytes = bytes.saturating_add(job.moved.saturating_sub(before));
             match step {
                 Step::Done(status) => self.finish(number, &job, status),
-                Step::Again => self.put_back(number, index, job, Wait::Turn),
-                Step::After(wait) => self.put_back(number, index, job, wait),
+                Step::Again => self
+                    .objects
+                    .queue_pairs
+                    .put_back(number, index, job, Wait::Turn),
+                Step::After(wait) => self.objects.queue_pairs.put_back(number, index, job, wait),
             }
             if bytes >= SLICE_BYTES || self.state.staged >= STAGED_IN_A_TURN {
                 break;
@@ -86,7 +89,7 @@ impl Turn<'_> {
     /// Takes the next work request to continue.
     fn next_job(&mut self, number: u16) -> Option<(usize, Job)> {
         let order = self.state.order.as_mut();
-        let pair = self.objects.queue_pair_mut(number).ok()?;
+        let pair = self.objects.queue_pairs.get_mut(number).ok()?;
         let order = order.filter(|_| pair.kind == QueuePairKind::ReliableDatagram);
         let choose =
             |count| order.map_or(0, |order| if count > 1 { order.usize(..count) } else { 0 });
@@ -96,13 +99,13 @@ impl Turn<'_> {
     /// Takes work requests out of the send queue, up to the limit of those in progress.
     fn fetch(&mut self, number: u16) {
         loop {
-            let Ok(pair) = self.objects.queue_pair(number) else {
+            let Ok(pair) = self.objects.queue_pairs.get(number) else {
                 return;
             };
             if pair.jobs.is_full(pair.send.entries()) {
                 // A wrong doorbell is detected even while no more requests may begin.
                 if pair.send.next().is_err() {
-                    self.fail_pair(number);
+                    self.objects.queue_pairs.fail(number);
                 }
                 return;
             }
@@ -119,11 +122,11 @@ impl Turn<'_> {
                     requester
                         .ledger()
                         .begin(origin, job.request.operation as u8);
-                    if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                    if let Ok(pair) = self.objects.queue_pairs.get_mut(number) {
                         pair.jobs.add(job);
                     }
                 }
-                Err(BadSendQueue) => return self.fail_pair(number),
+                Err(BadSendQueue) => return self.objects.queue_pairs.fail(number),
             }
         }
     }
@@ -134,7 +137,7 @@ impl Turn<'_> {
         &mut self,
         number: u16,
     ) -> Result<Option<(u16, Result<WorkRequest, BadRequest>)>, BadSendQueue> {
-        let pair = self.objects.queue_pair_mut(number);
+        let pair = self.objects.queue_pairs.get_mut(number);
         let pair = pair.map_err(|_| BadSendQueue)?;
         let Some(offset) = pair.send.next().map_err(|_| BadSendQueue)? else {
             return Ok(None);
@@ -175,7 +178,7 @@ impl Turn<'_> {
         let gid = job
             .remote
             .gid
-            .or_else(|| self.objects.address(handle, domain));
+            .or_else(|| self.objects.address_handles.gid(handle, domain));
         let Some(gid) = gid else {
             return job.remote.fail(CompletionStatus::LocalInvalidAddressHandle);
         };
@@ -206,7 +209,7 @@ impl Turn<'_> {
 
     /// Returns the requester of a work request.
     pub(super) fn requester(&self, number: u16, job: &Job) -> Option<Requester> {
-        let pair = self.objects.queue_pair(number).ok()?;
+        let pair = self.objects.queue_pairs.get(number).ok()?;
         Some(Requester {
             sender: Sender {
                 gid: self.state.gid,
@@ -346,6 +349,7 @@ impl Turn<'_> {
             let part = part_of(*buffer, Part::new(skipped, bytes));
             let domain = requester.protection_domain;
             self.objects
+                .regions
                 .buffer(domain, part, need, &mut segments)
                 .map_err(|error| {
                     log::debug!("queue pair {}: {error}", requester.sender.pair);
@@ -353,14 +357,6 @@ impl Turn<'_> {
                 })?;
         }
         Ok(segments)
-    }
-
-    /// Puts a work request back, to continue after `wait`.
-    pub(super) fn put_back(&mut self, number: u16, index: usize, mut job: Job, wait: Wait) {
-        job.wait = wait;
-        if let Ok(pair) = self.objects.queue_pair_mut(number) {
-            pair.jobs.put_back(index, job);
-        }
     }
 
     /// Ends a work request.
@@ -388,7 +384,7 @@ impl Turn<'_> {
     }
 
     fn flush_sends(&mut self, number: u16, limit: usize) -> bool {
-        if let Ok(pair) = self.objects.queue_pair_mut(number) {
+        if let Ok(pair) = self.objects.queue_pairs.get_mut(number) {
             let jobs = pair.jobs.take_all();
             for job in jobs {
                 self.finish(number, &job, CompletionStatus::Flushed);
@@ -400,7 +396,7 @@ impl Turn<'_> {
                 Ok(Some((_, Err(bad)))) => (bad.id, bad.operation),
                 Ok(None) => return false,
                 Err(BadSendQueue) => {
-                    if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                    if let Ok(pair) = self.objects.queue_pairs.get_mut(number) {
                         pair.send.discard();
                     }
                     return false;

@@ -147,6 +147,7 @@ impl Turn<'_> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
         let mut segments = Vec::new();
         self.objects
+            .regions
             .buffer(domain, buffer, need, &mut segments)
             .map_err(|error| {
                 log::debug!("queue pair {destination}: {error}");
@@ -163,7 +164,7 @@ impl Turn<'_> {
         (buffer, need): (Buffer, Need),
     ) -> Result<(), CompletionStatus> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
-        let checked = self.objects.check_buffer(domain, buffer, need);
+        let checked = self.objects.regions.check_buffer(domain, buffer, need);
         checked.map_err(|_| CompletionStatus::RemoteBadAddress)
     }
 
@@ -220,14 +221,14 @@ impl Turn<'_> {
     ) -> Result<Receiver, CompletionStatus> {
         let receiver = self.receiver(sender, number)?;
         let domain = receiver.protection_domain;
-        let handle = self.objects.handle_of(sender.gid, domain);
+        let handle = self.objects.address_handles.handle_of(sender.gid, domain);
         handle.ok_or(CompletionStatus::RemoteUnknownPeer)?;
         Ok(receiver)
     }
 
     /// Returns the queue pair to which a sender may send.
     fn receiver(&mut self, sender: &Sender, number: u16) -> Result<Receiver, CompletionStatus> {
-        let pair = self.objects.queue_pair(number).ok();
+        let pair = self.objects.queue_pairs.get(number).ok();
         let pair = pair.filter(|pair| pair.kind == sender.kind && pair.state.receives());
         let Some(pair) = pair else {
             self.count_dropped(sender);
@@ -255,6 +256,7 @@ impl Turn<'_> {
         let mut segments = Vec::new();
         for buffer in &receive.buffers {
             self.objects
+                .regions
                 .buffer(
                     receiver.protection_domain,
                     *buffer,
@@ -300,7 +302,7 @@ impl Turn<'_> {
             read = self.read_receive(number);
         }
         if read.is_err() {
-            self.fail_pair(number);
+            self.objects.queue_pairs.fail(number);
         }
         read.map_err(|BadReceiveQueue| CompletionStatus::RemoteBadStatus)
     }
@@ -311,7 +313,7 @@ impl Turn<'_> {
     fn sees_more_receives(&mut self, number: u16) -> bool {
         let doorbell = Doorbell::Receive(slot(number));
         let value = self.state.mailbox.doorbells().value(doorbell);
-        let Some((value, pair)) = value.zip(self.objects.queue_pair_mut(number).ok()) else {
+        let Some((value, pair)) = value.zip(self.objects.queue_pairs.get_mut(number).ok()) else {
             return false;
         };
         pair.receive.set_posted(value);
@@ -319,7 +321,7 @@ impl Turn<'_> {
     }
 
     fn read_receive(&mut self, number: u16) -> Result<Option<Receive>, BadReceiveQueue> {
-        let Ok(pair) = self.objects.queue_pair(number) else {
+        let Ok(pair) = self.objects.queue_pairs.get(number) else {
             return Ok(None);
         };
         let ring = pair.receive;
@@ -374,7 +376,7 @@ impl Turn<'_> {
     }
 
     fn consume(&mut self, number: u16, receive: &Receive) {
-        if let Ok(pair) = self.objects.queue_pair_mut(number) {
+        if let Ok(pair) = self.objects.queue_pairs.get_mut(number) {
             let descriptors = u16::try_from(receive.buffers.len()).unwrap_or(u16::MAX);
             pair.receive.advance(descriptors);
         }
@@ -385,7 +387,7 @@ impl Turn<'_> {
     pub(super) fn flush_receives(&mut self, number: u16, limit: usize) -> bool {
         for _ in 0..limit {
             let Ok(Some(receive)) = self.read_receive(number) else {
-                if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                if let Ok(pair) = self.objects.queue_pairs.get_mut(number) {
                     pair.receive.discard();
                 }
                 return false;

@@ -35,12 +35,12 @@ impl Turn<'_> {
     /// Wakes work requests that wait for free slots. They run before all others.
     pub(super) fn wake_slot_waiters(&mut self) {
         let wake = |pair, gid| {
-            let pair = self.objects.queue_pair_mut(pair);
+            let pair = self.objects.queue_pairs.get_mut(pair);
             pair.is_ok_and(|pair| pair.jobs.wake_slot_waiter(gid))
         };
         let woken = self.state.staging.wake_waiters(wake);
         for pair in woken.into_iter().rev() {
-            self.state.make_ready_first(pair);
+            self.objects.queue_pairs.make_ready_first(pair);
         }
     }
 

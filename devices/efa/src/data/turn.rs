@@ -1,6 +1,6 @@
 //! A turn of the worker, which holds the lock of the objects.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -36,8 +36,6 @@ pub(super) struct WorkerState {
     pub(super) sent: HashMap<Token, InFlight>,
     /// Number of jobs and requests so far.
     pub(super) ids: u64,
-    /// Numbers of the queue pairs that may have something to do, each once.
-    pub(super) ready: VecDeque<u16>,
     /// Bus mastering when the present turn began. Without it the adapter issues no request (PCIe
     /// Base 6.0, 7.5.1.1.3).
     pub(super) bus: BusMastering,
@@ -55,19 +53,6 @@ impl WorkerState {
     pub(super) fn next_id(&mut self) -> u64 {
         self.ids = self.ids.wrapping_add(1);
         self.ids
-    }
-
-    /// Marks a queue pair that may have something to do as the first to be served.
-    pub(super) fn make_ready_first(&mut self, pair: u16) {
-        self.ready.retain(|ready| *ready != pair);
-        self.ready.push_front(pair);
-    }
-
-    /// Marks a queue pair that may have something to do.
-    pub(super) fn make_ready(&mut self, pair: u16) {
-        if !self.ready.contains(&pair) {
-            self.ready.push_back(pair);
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::statistics::Statistics;
 use super::turn::{Turn, WorkerState};
 use crate::doorbells::{Doorbells, Rung};
 use crate::memory_bar::Doorbell;
-use crate::objects::Objects;
+use crate::objects::{Objects, QueuePair};
 
 /// The worker of an adapter.
 pub(crate) struct Worker {
@@ -77,9 +77,9 @@ impl Turn<'_> {
     fn go_on(&mut self) -> NextTurn {
         self.state.staged = 0;
         self.take_mail();
-        let ready = self.state.ready.pop_front();
+        let ready = self.objects.queue_pairs.next_ready();
         if let Some(pair) = ready.filter(|pair| self.serve(*pair)) {
-            self.state.make_ready(pair);
+            self.objects.queue_pairs.make_ready(pair);
         }
         self.next()
     }
@@ -90,22 +90,14 @@ impl Turn<'_> {
                 self.take_completion_doorbell(queue, value);
             }
             Rung::Doorbell(Doorbell::Send(slot), value) => {
-                if let Ok(pair) = self.objects.queue_pairs.get_mut(slot) {
-                    pair.send.set_posted(value);
-                    self.state.make_ready(pair.number);
-                }
+                let posted = |pair: &mut QueuePair| pair.send.set_posted(value);
+                self.objects.queue_pairs.change(slot, posted);
             }
             Rung::Doorbell(Doorbell::Receive(slot), value) => {
-                if let Ok(pair) = self.objects.queue_pairs.get_mut(slot) {
-                    pair.receive.set_posted(value);
-                    self.state.make_ready(pair.number);
-                }
+                let posted = |pair: &mut QueuePair| pair.receive.set_posted(value);
+                self.objects.queue_pairs.change(slot, posted);
             }
-            Rung::Changed(slot) => {
-                if let Ok(pair) = self.objects.queue_pairs.get(slot) {
-                    self.state.make_ready(pair.number);
-                }
-            }
+            Rung::Changed(slot) => self.objects.queue_pairs.change(slot, |_| {}),
             Rung::EventQueue(number) => self.arm_event_queue(number),
         });
     }
@@ -113,22 +105,9 @@ impl Turn<'_> {
     /// Returns the worker's next action. A queue pair whose work requests wait is ready again when
     /// the first of them is due.
     fn next(&mut self) -> NextTurn {
-        let pairs = self.objects.queue_pairs.iter();
-        let due = pairs.filter_map(|(_, pair)| {
-            let is_sending = pair.state.continues();
-            let due = pair.jobs.next_due(self.now).filter(|_| is_sending)?;
-            Some((due, pair.number))
-        });
-        let mut first: Option<Instant> = None;
-        for (due, number) in due {
-            if due <= self.now {
-                self.state.make_ready(number);
-            } else {
-                first = Some(first.map_or(due, |first| first.min(due)));
-            }
-        }
+        let first = self.objects.queue_pairs.make_due_ready(self.now);
         let is_idle = self.state.mailbox.is_empty() && !self.state.staging.can_wake();
-        if self.state.ready.is_empty() && is_idle {
+        if is_idle && !self.objects.queue_pairs.has_ready() {
             NextTurn::Wait(first)
         } else {
             NextTurn::AtOnce

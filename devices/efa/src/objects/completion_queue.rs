@@ -2,13 +2,7 @@
 
 use std::collections::VecDeque;
 
-use peerbar_efa_spec::completion::{ENTRY_BYTES, EXTENDED_ENTRY_BYTES};
-
-use super::error::{ObjectError, ObjectKind, invalid};
-use super::event_queue::check_ring;
-use super::{Objects, add_user, remove_user};
-use crate::limits;
-use crate::memory_bar::{self, Doorbell};
+use peerbar_efa_spec::completion::EXTENDED_ENTRY_BYTES;
 
 /// The doorbell of a queue that is only polled, until user space writes it. It is read when the
 /// queue is full for the first time. By then a program that has consumed anything has written an
@@ -35,7 +29,7 @@ pub struct CreateCompletionQueue {
 
 /// A completion queue.
 pub(crate) struct CompletionQueue {
-    uar: u16,
+    pub(super) uar: u16,
     pub(crate) entries: u16,
     pub(crate) entry_bytes: usize,
     pub(crate) address: u64,
@@ -74,87 +68,5 @@ impl CompletionQueue {
     pub(crate) fn outstanding(&self) -> u16 {
         let [low, high, ..] = self.produced.to_le_bytes();
         u16::from_le_bytes([low, high]).wrapping_sub(self.consumed)
-    }
-}
-
-impl Objects {
-    /// Creates a completion queue. Returns its number, which is also that of its doorbell.
-    pub fn create_completion_queue(
-        &mut self,
-        parameters: CreateCompletionQueue,
-    ) -> Result<u16, ObjectError> {
-        let CreateCompletionQueue {
-            uar,
-            entries,
-            entry_bytes,
-            address,
-            event_queue,
-            with_source_address,
-        } = parameters;
-        self.uars.get(uar)?;
-        event_queue.map_or(Ok(()), |queue| self.event_queues.get(queue).map(|_| ()))?;
-        let is_extended = entry_bytes == EXTENDED_ENTRY_BYTES;
-        if !is_extended && (entry_bytes != ENTRY_BYTES || with_source_address) {
-            return Err(invalid("length of a completion", entry_bytes as u64));
-        }
-        if !entries.is_power_of_two() || !(1..=limits::COMPLETION_QUEUE_ENTRIES).contains(&entries)
-        {
-            return Err(invalid("depth of a completion queue", entries));
-        }
-        check_ring(
-            "address of a completion queue",
-            address,
-            entries,
-            entry_bytes,
-        )?;
-        let number = self.completion_queues.insert(CompletionQueue {
-            uar,
-            entries,
-            entry_bytes,
-            address,
-            event_queue,
-            with_source_address,
-            produced: 0,
-            consumed: 0,
-            is_followed: event_queue.is_some(),
-            polled_doorbell: None,
-            armed: None,
-            last_event: None,
-            kept: VecDeque::new(),
-            has_failed: false,
-        })?;
-        add_user(&mut self.uars, uar)?;
-        if event_queue.is_none() {
-            let offset = memory_bar::polled_doorbell(uar, number);
-            self.completion_queues.get_mut(number)?.polled_doorbell = Some(offset);
-            if let Err(error) = self.bar_memory.store(offset, NEVER_WRITTEN) {
-                log::error!("doorbell of completion queue {number}: {error}");
-            }
-        }
-        self.doorbells.open(uar, Doorbell::Completion(number));
-        Ok(number)
-    }
-
-    /// Removes a completion queue. Fails while queue pairs use it.
-    pub fn destroy_completion_queue(&mut self, number: u16) -> Result<(), ObjectError> {
-        self.completion_queues.get(number)?;
-        let mut pairs = self.queue_pairs.iter();
-        if pairs
-            .any(|(_, pair)| [pair.send_completions, pair.receive_completions].contains(&number))
-        {
-            return Err(ObjectError::InUse {
-                kind: ObjectKind::CompletionQueue,
-                number: number.into(),
-            });
-        }
-        self.doorbells.close(Doorbell::Completion(number));
-        let queue = self.completion_queues.remove(number)?;
-        remove_user(&mut self.uars, queue.uar);
-        if let Some(events) = queue.event_queue {
-            if let Ok(events) = self.event_queues.get_mut(events) {
-                events.waiting.retain(|waiting| *waiting != number);
-            }
-        }
-        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::queue_pair::QueuePairState;
+use super::queue_pair_state::QueuePairState;
 
 /// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,13 @@
 //! Memory regions: memory that queue pairs of a protection domain may use, and the accesses that it
 //! permits.
 
+use std::collections::{HashMap, HashSet};
+
 use peerbar_efa_spec::work::LOCAL_KEY_MASK;
 use thiserror::Error;
 
 use super::error::{ObjectError, ObjectKind, invalid};
-use super::{Objects, add_user, remove_user};
+use super::region_keys::KeyGenerator;
 use crate::limits;
 use crate::work::request::Buffer;
 
@@ -86,7 +88,7 @@ pub(crate) struct BusSegment {
 }
 
 /// A memory region.
-pub(super) struct MemoryRegion {
+struct MemoryRegion {
     protection_domain: u16,
     remote_key: u32,
     address: u64,
@@ -145,9 +147,25 @@ impl MemoryRegion {
     }
 }
 
-impl Objects {
+/// The memory regions of an adapter.
+#[derive(Default)]
+pub(crate) struct MemoryRegions {
+    /// By their local keys.
+    regions: HashMap<u32, MemoryRegion>,
+    /// Local keys by the remote keys of the same regions.
+    remote_keys: HashMap<u32, u32>,
+    /// The local keys of the regions that were allocated for fast registration, by the key bits
+    /// that do not change, and the fixed bits of their remote keys.
+    fast_keys: HashMap<u32, u32>,
+    fast_remote_keys: HashSet<u32>,
+    /// Number of pages of all regions.
+    pub(super) pages: usize,
+    keys: KeyGenerator,
+}
+
+impl MemoryRegions {
     /// Registers memory. Returns the keys of the new region.
-    pub fn register_region(
+    pub(super) fn register(
         &mut self,
         parameters: RegisterRegion<'_>,
     ) -> Result<RegionKeys, ObjectError> {
@@ -159,7 +177,6 @@ impl Objects {
             access,
             ..
         } = parameters;
-        self.protection_domains.get(protection_domain)?;
         let ranges = ranges(&parameters)?;
         self.check_room(pages.len())?;
         let local = self.keys.next(LOCAL_KEY_MASK, |key| {
@@ -181,26 +198,23 @@ impl Objects {
             is_valid: true,
             ranges,
         };
-        self.add_region(keys, region)?;
+        self.add(keys, region);
         Ok(keys)
     }
 
-    fn add_region(&mut self, keys: RegionKeys, region: MemoryRegion) -> Result<(), ObjectError> {
-        add_user(&mut self.protection_domains, region.protection_domain)?;
+    fn add(&mut self, keys: RegionKeys, region: MemoryRegion) {
         self.pages += region.pages;
         self.remote_keys.insert(keys.remote, keys.local);
         self.regions.insert(keys.local, region);
-        Ok(())
     }
 
     /// Allocates a region without memory, of at most that many pages. Returns its keys, whose
     /// lowest 8 bits change with each registration.
-    pub fn allocate_region(
+    pub(super) fn allocate(
         &mut self,
         protection_domain: u16,
         max_pages: usize,
     ) -> Result<RegionKeys, ObjectError> {
-        self.protection_domains.get(protection_domain)?;
         if !(1..=limits::FAST_PAGES).contains(&max_pages) {
             return Err(invalid("number of pages", max_pages as u64));
         }
@@ -232,7 +246,7 @@ impl Objects {
             is_valid: false,
             ranges: Vec::new(),
         };
-        self.add_region(keys, region)?;
+        self.add(keys, region);
         self.fast_keys.insert(local >> VARIANT_BITS, local);
         self.fast_remote_keys.insert(remote >> VARIANT_BITS);
         Ok(keys)
@@ -240,7 +254,7 @@ impl Objects {
 
     /// Returns the number of pages that may be added to the region of this key, which must have
     /// been allocated in that protection domain and have no memory.
-    pub(crate) fn free_region(
+    pub(crate) fn free_pages(
         &self,
         protection_domain: u16,
         local_key: u32,
@@ -259,14 +273,14 @@ impl Objects {
         Ok(region.pages)
     }
 
-    /// Adds memory to a region that [`Self::free_region`] accepts. The region has this local key
+    /// Adds memory to a region that [`Self::free_pages`] accepts. The region has this local key
     /// from now on.
-    pub(crate) fn register_fast(
+    pub(crate) fn add_memory(
         &mut self,
         local_key: u32,
         parameters: RegisterRegion<'_>,
     ) -> Result<(), ObjectError> {
-        let max_pages = self.free_region(parameters.protection_domain, local_key)?;
+        let max_pages = self.free_pages(parameters.protection_domain, local_key)?;
         if parameters.pages.len() > max_pages {
             return Err(invalid("number of pages", parameters.pages.len() as u64));
         }
@@ -289,7 +303,7 @@ impl Objects {
 
     /// Removes the memory of a region that a fast registration has added. Nothing touches it any
     /// more once this returns.
-    pub(crate) fn invalidate_fast(
+    pub(crate) fn remove_memory(
         &mut self,
         protection_domain: u16,
         local_key: u32,
@@ -303,10 +317,9 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes the memory region of this local key. Nothing touches its memory any more once this
-    /// returns. An allocated region is accepted by any of its keys, since its driver may have
-    /// changed the key already.
-    pub fn deregister_region(&mut self, local_key: u32) -> Result<(), ObjectError> {
+    /// Removes the memory region of this local key, and returns its protection domain. An allocated
+    /// region is accepted by any of its keys, since its driver may have changed the key already.
+    pub(super) fn remove(&mut self, local_key: u32) -> Result<u16, ObjectError> {
         let family = local_key >> VARIANT_BITS;
         let local_key = self.fast_keys.remove(&family).unwrap_or(local_key);
         let region = self.regions.remove(&local_key);
@@ -317,8 +330,13 @@ impl Objects {
         }
         self.remote_keys.remove(&region.remote_key);
         self.pages = self.pages.saturating_sub(region.pages);
-        remove_user(&mut self.protection_domains, region.protection_domain);
-        Ok(())
+        Ok(region.protection_domain)
+    }
+
+    /// Returns the number of memory regions.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.regions.len()
     }
 
     /// Appends the memory of a buffer to `segments`, if the protection domain has a region of this

@@ -1,85 +1,15 @@
-//! Queue pairs: their parameters, their numbers and their states.
+//! Queue pairs: their parameters and their numbers.
 
-use super::error::{ObjectError, ObjectKind, invalid};
-use super::event_counter::Attachment;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::error::{ObjectError, ObjectKind};
+use super::event_counter::{Attachment, QueuePairEvent};
+use super::queue_pair_state::{QueuePairKind, QueuePairState};
 use super::rings::{ReceiveRing, SendRing};
-use super::{Objects, add_user, remove_user};
+use super::slots::Slots;
 use crate::limits;
-use crate::memory_bar::Doorbell;
-use crate::work::job::Jobs;
-
-/// The transport of a queue pair (`efa_admin_qp_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueuePairKind {
-    /// Unreliable datagrams.
-    Datagram = 1,
-    /// Scalable reliable datagrams: messages arrive once, in any order.
-    ReliableDatagram = 2,
-}
-
-/// The state of a queue pair (`efa_admin_qp_state`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum QueuePairState {
-    /// Just created: it neither sends nor receives.
-    Reset = 0,
-    /// Receives may be posted.
-    Init = 1,
-    /// Ready to receive.
-    ReadyToReceive = 2,
-    /// Ready to send.
-    ReadyToSend = 3,
-    /// Send queue drained: it receives only.
-    SendQueueDrained = 4,
-    /// Send queue in error. Not used: a failure on this adapter affects the whole queue pair.
-    SendQueueError = 5,
-    /// In error: posted requests are flushed.
-    Error = 6,
-}
-
-impl QueuePairState {
-    const ALL: [Self; 7] = [
-        Self::Reset,
-        Self::Init,
-        Self::ReadyToReceive,
-        Self::ReadyToSend,
-        Self::SendQueueDrained,
-        Self::SendQueueError,
-        Self::Error,
-    ];
-
-    /// Returns the state of this number, or `None` if the number is invalid.
-    pub fn from_number(number: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| *state as u32 == number)
-    }
-
-    /// Returns `true` if a driver may move a queue pair from this state to that one.
-    fn may_become(self, next: Self) -> bool {
-        use QueuePairState as S;
-        match next {
-            S::Reset => true,
-            S::Error => self != S::Reset,
-            S::Init => matches!(self, S::Reset | S::Init),
-            S::ReadyToReceive => self == S::Init,
-            S::ReadyToSend => matches!(
-                self,
-                S::ReadyToReceive | S::ReadyToSend | S::SendQueueDrained
-            ),
-            S::SendQueueDrained => matches!(self, S::ReadyToSend | S::SendQueueDrained),
-            S::SendQueueError => false,
-        }
-    }
-
-    /// Returns `true` if work requests in progress continue.
-    pub(crate) fn continues(self) -> bool {
-        matches!(self, Self::ReadyToSend | Self::SendQueueDrained)
-    }
-
-    /// Returns `true` if it takes messages and requests of others.
-    pub(crate) fn receives(self) -> bool {
-        !matches!(self, Self::Reset | Self::Init | Self::Error)
-    }
-}
+use crate::work::job::{Job, Jobs, Wait};
 
 /// Parameters of a queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -138,7 +68,7 @@ pub struct QueuePairAttributes {
 const SLOTS_BEFORE_REUSE: usize = 4;
 
 /// Default number of times that a message is sent again if there is no receive.
-const DEFAULT_RNR_RETRY: u8 = 3;
+pub(super) const DEFAULT_RNR_RETRY: u8 = 3;
 /// The largest such number, which means without limit.
 pub(crate) const ENDLESS_RNR_RETRY: u8 = 7;
 
@@ -153,7 +83,7 @@ pub(crate) struct QueuePair {
     pub(crate) unsolicited_writes: bool,
     pub(crate) state: QueuePairState,
     pub(crate) qkey: u32,
-    sq_psn: u32,
+    pub(super) sq_psn: u32,
     pub(crate) rnr_retry: u8,
     pub(crate) send: SendRing,
     pub(crate) receive: ReceiveRing,
@@ -172,13 +102,29 @@ pub(crate) struct DroppedRequest {
 
 impl QueuePair {
     /// Returns the requests that are dropped if the queue pair ends now.
-    pub(super) fn requests_in_progress(&self) -> Vec<DroppedRequest> {
+    pub(super) fn requests_in_progress(&self) -> impl Iterator<Item = DroppedRequest> {
         let requests = self.jobs.numbers();
-        let dropped = requests.map(|request| DroppedRequest {
+        requests.map(|request| DroppedRequest {
             pair: self.number,
             request,
-        });
-        dropped.collect()
+        })
+    }
+
+    /// Returns the event counter of an event.
+    pub(crate) fn counter_of(&self, event: QueuePairEvent) -> Option<u16> {
+        let mut attached = self.counters.iter();
+        let counted = attached.find(|it| it.events & event.bit() != 0);
+        counted.map(|it| it.counter)
+    }
+
+    /// Returns `true` if an event counter is attached.
+    pub(crate) fn has_counter(&self, number: u16) -> bool {
+        self.counters.iter().any(|it| it.counter == number)
+    }
+
+    /// Returns `true` if its completions go to this queue.
+    pub(crate) fn completes_in(&self, queue: u16) -> bool {
+        [self.send_completions, self.receive_completions].contains(&queue)
     }
 }
 
@@ -187,131 +133,90 @@ pub(crate) fn slot(number: u16) -> u16 {
     number % limits::QUEUE_PAIRS
 }
 
-impl Objects {
-    /// Creates a queue pair in state RESET. Returns its number.
-    /// [`memory_bar::send_queue`](crate::memory_bar::send_queue) and its doorbells use the number
-    /// modulo [`limits::QUEUE_PAIRS`], as the driver does; the upper bits distinguish it from
-    /// earlier queue pairs of the same slot.
-    pub fn create_queue_pair(&mut self, parameters: CreateQueuePair) -> Result<u16, ObjectError> {
-        let CreateQueuePair {
-            kind,
-            protection_domain,
-            uar,
-            unsolicited_writes,
-            ..
-        } = parameters;
-        self.protection_domains.get(protection_domain)?;
-        self.uars.get(uar)?;
-        let send_completions = self.existing_queue(parameters.send_completions)?;
-        let receive_completions = self.existing_queue(parameters.receive_completions)?;
-        let slot = self.free_slot(uar)?;
-        let send = SendRing::new(slot, parameters.send_entries, parameters.send_bytes)?;
-        let receive = ReceiveRing::new(parameters.receive_address, parameters.receive_bytes)?;
-        let number = self.next_number(slot);
-        let pair = QueuePair {
-            number,
-            kind,
-            protection_domain,
-            uar,
-            send_completions,
-            receive_completions,
-            unsolicited_writes,
-            state: QueuePairState::Reset,
-            qkey: 0,
-            sq_psn: 0,
-            rnr_retry: DEFAULT_RNR_RETRY,
-            send,
-            receive,
-            counters: Vec::new(),
-            jobs: Jobs::default(),
+/// The queue pairs of an adapter.
+pub(crate) struct QueuePairs {
+    slots: Slots<QueuePair>,
+    /// The generation of the next queue pair of each slot, which is part of its number.
+    generations: Vec<u8>,
+    /// The last UAR to use each slot of a send queue: its process may have the memory mapped until
+    /// the UAR is released.
+    send_queue_uars: Vec<Option<u16>>,
+    /// Work requests in progress that were dropped with their queue pairs or by a reset.
+    pub(super) dropped: Vec<DroppedRequest>,
+    /// Numbers of the queue pairs that may have something to do, each once.
+    ready: VecDeque<u16>,
+}
+
+impl QueuePairs {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: Slots::new(ObjectKind::QueuePair, limits::QUEUE_PAIRS),
+            generations: vec![0; usize::from(limits::QUEUE_PAIRS)],
+            send_queue_uars: vec![None; usize::from(limits::QUEUE_PAIRS)],
+            dropped: Vec::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Removes all queue pairs. Their work requests in progress are dropped.
+    pub(super) fn reset(&mut self) {
+        let mut dropped = self.take_dropped();
+        dropped.extend(self.iter().flat_map(QueuePair::requests_in_progress));
+        *self = Self {
+            generations: std::mem::take(&mut self.generations),
+            dropped,
+            ..Self::new()
         };
-        self.clear_send_queue(slot).map_err(|error| {
-            log::error!("send queue {slot} is not cleared: {error}");
-            ObjectError::Exhausted {
-                kind: ObjectKind::QueuePair,
-                limit: limits::QUEUE_PAIRS.into(),
-            }
-        })?;
-        add_user(&mut self.protection_domains, protection_domain)?;
-        add_user(&mut self.uars, uar)?;
-        self.queue_pairs.put(slot, pair);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &QueuePair> {
+        self.slots.iter().map(|(_, pair)| pair)
+    }
+
+    /// Returns the queue pair of this number.
+    pub(crate) fn get(&self, number: u16) -> Result<&QueuePair, ObjectError> {
+        let pair = self.slots.get(slot(number)).ok();
+        pair.filter(|pair| pair.number == number)
+            .ok_or(unknown(number))
+    }
+
+    /// Returns the queue pair of this number.
+    pub(crate) fn get_mut(&mut self, number: u16) -> Result<&mut QueuePair, ObjectError> {
+        let pair = self.slots.get_mut(slot(number)).ok();
+        pair.filter(|pair| pair.number == number)
+            .ok_or(unknown(number))
+    }
+
+    /// Changes the queue pair of this slot, if there is one, which may then have something to do.
+    pub(crate) fn change(&mut self, slot: u16, change: impl FnOnce(&mut QueuePair)) {
+        if let Ok(pair) = self.slots.get_mut(slot) {
+            change(pair);
+            let number = pair.number;
+            self.make_ready(number);
+        }
+    }
+
+    /// Adds a queue pair of this UAR to a free slot.
+    pub(super) fn put(&mut self, slot: u16, uar: u16, pair: QueuePair) {
+        self.slots.put(slot, pair);
         if let Some(owner) = self.send_queue_uars.get_mut(usize::from(slot)) {
             *owner = Some(uar);
         }
-        self.doorbells.open(uar, Doorbell::Send(slot));
-        self.doorbells.open(uar, Doorbell::Receive(slot));
-        Ok(number)
     }
 
-    /// Changes a queue pair: all of the requested changes, or none.
-    pub fn modify_queue_pair(
-        &mut self,
-        number: u16,
-        changes: ModifyQueuePair,
-    ) -> Result<(), ObjectError> {
-        let doorbells = self.doorbells.clone();
-        let pair = self.queue_pair_mut(number)?;
-        let excess = changes.rnr_retry.filter(|it| *it > ENDLESS_RNR_RETRY);
-        if let Some(rnr_retry) = excess {
-            return Err(invalid("number of RNR retries", rnr_retry));
-        }
-        if let Some(to) = changes.state {
-            let from = pair.state;
-            if !from.may_become(to) {
-                return Err(ObjectError::Transition { from, to });
-            }
-            pair.state = to;
-        }
-        pair.qkey = changes.qkey.unwrap_or(pair.qkey);
-        pair.sq_psn = changes.sq_psn.unwrap_or(pair.sq_psn);
-        pair.rnr_retry = changes.rnr_retry.unwrap_or(pair.rnr_retry);
-        if changes.state == Some(QueuePairState::Reset) {
-            let dropped = pair.requests_in_progress();
-            pair.jobs = Jobs::default();
-            pair.send.reset();
-            pair.receive.reset();
-            for doorbell in [
-                Doorbell::Send(slot(number)),
-                Doorbell::Receive(slot(number)),
-            ] {
-                doorbells.open(pair.uar, doorbell);
-            }
-            self.dropped.extend(dropped);
-        }
-        // Posted requests are sent, or flushed, from now on.
-        doorbells.wake(slot(number));
-        Ok(())
-    }
-
-    /// Returns the attributes of a queue pair.
-    pub fn query_queue_pair(&self, number: u16) -> Result<QueuePairAttributes, ObjectError> {
-        let pair = self.queue_pair(number)?;
-        Ok(QueuePairAttributes {
-            state: pair.state,
-            qkey: pair.qkey,
-            sq_psn: pair.sq_psn,
-            is_draining: pair.state == QueuePairState::SendQueueDrained && !pair.jobs.is_empty(),
-            rnr_retry: pair.rnr_retry,
-        })
-    }
-
-    /// Removes a queue pair. Its incomplete requests are dropped. The memory of its send queue
-    /// stays with its UAR.
-    pub fn destroy_queue_pair(&mut self, number: u16) -> Result<(), ObjectError> {
-        self.queue_pair(number)?;
-        let slot = slot(number);
-        self.doorbells.close(Doorbell::Send(slot));
-        self.doorbells.close(Doorbell::Receive(slot));
-        let pair = self.queue_pairs.remove(slot)?;
+    /// Removes a queue pair. Its work requests in progress are dropped.
+    pub(super) fn remove(&mut self, number: u16) -> Result<QueuePair, ObjectError> {
+        self.get(number)?;
+        let pair = self.slots.remove(slot(number))?;
         self.dropped.extend(pair.requests_in_progress());
-        self.detach_event_counters(&pair.counters);
-        self.doorbells.wake_worker();
-        if let Err(error) = self.clear_send_queue(slot) {
-            log::error!("send queue {slot} is not cleared before it is used again: {error}");
+        Ok(pair)
+    }
+
+    /// Releases the slots of a UAR.
+    pub(super) fn release_uar(&mut self, uar: u16) {
+        for owner in &mut self.send_queue_uars {
+            owner.take_if(|owner| *owner == uar);
         }
-        remove_user(&mut self.protection_domains, pair.protection_domain);
-        remove_user(&mut self.uars, pair.uar);
-        Ok(())
     }
 
     /// Takes the work requests that were dropped.
@@ -319,19 +224,77 @@ impl Objects {
         std::mem::take(&mut self.dropped)
     }
 
+    /// Puts a work request back to its place, to continue after `wait`.
+    pub(crate) fn put_back(&mut self, number: u16, index: usize, mut job: Job, wait: Wait) {
+        job.wait = wait;
+        if let Ok(pair) = self.get_mut(number) {
+            pair.jobs.put_back(index, job);
+        }
+    }
+
+    /// Puts a queue pair in error: posted requests are flushed.
+    pub(crate) fn fail(&mut self, number: u16) {
+        if let Ok(pair) = self.get_mut(number) {
+            pair.state = QueuePairState::Error;
+            self.make_ready(number);
+        }
+    }
+
+    /// Puts all queue pairs for which `fails` holds in error.
+    pub(crate) fn fail_those(&mut self, fails: impl Fn(&QueuePair) -> bool) {
+        let failed = self.iter().filter(|pair| fails(pair));
+        let failed: Vec<u16> = failed.map(|pair| pair.number).collect();
+        failed.into_iter().for_each(|number| self.fail(number));
+    }
+
+    /// Marks a queue pair that may have something to do.
+    pub(crate) fn make_ready(&mut self, number: u16) {
+        if !self.ready.contains(&number) {
+            self.ready.push_back(number);
+        }
+    }
+
+    /// Marks a queue pair that may have something to do as the first to be served.
+    pub(crate) fn make_ready_first(&mut self, number: u16) {
+        self.ready.retain(|ready| *ready != number);
+        self.ready.push_front(number);
+    }
+
+    /// Marks the queue pairs whose work requests may continue at `now`. Returns the time at which the
+    /// first of the others may.
+    pub(crate) fn make_due_ready(&mut self, now: Instant) -> Option<Instant> {
+        let mut first: Option<Instant> = None;
+        let sending = self.slots.iter().filter(|(_, pair)| pair.state.continues());
+        for (_, pair) in sending {
+            match pair.jobs.next_due(now) {
+                Some(due) if due > now => first = Some(first.map_or(due, |first| first.min(due))),
+                Some(_) if !self.ready.contains(&pair.number) => self.ready.push_back(pair.number),
+                _ => {}
+            }
+        }
+        first
+    }
+
+    /// Takes the queue pair that is served next.
+    pub(crate) fn next_ready(&mut self) -> Option<u16> {
+        self.ready.pop_front()
+    }
+
+    /// Returns `true` if a queue pair may have something to do.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// Returns a free slot for a queue pair of this UAR: one that the UAR had before, or one
     /// without a UAR. A UAR gets several slots before it gets one again, so that numbers are reused
     /// late, and no process keeps more slots than it needs.
-    fn free_slot(&self, uar: u16) -> Result<u16, ObjectError> {
+    pub(super) fn free_slot(&self, uar: u16) -> Result<u16, ObjectError> {
         let owner = |slot: u16| {
             let owner = self.send_queue_uars.get(usize::from(slot));
             owner.copied().flatten()
         };
-        let own = || {
-            self.queue_pairs
-                .free_number(|slot| owner(slot) == Some(uar))
-        };
-        let fresh = || self.queue_pairs.free_number(|slot| owner(slot).is_none());
+        let own = || self.slots.free_number(|slot| owner(slot) == Some(uar));
+        let fresh = || self.slots.free_number(|slot| owner(slot).is_none());
         let owners = self.send_queue_uars.iter();
         if owners.filter(|owner| **owner == Some(uar)).count() >= SLOTS_BEFORE_REUSE {
             own().or_else(|_| fresh())
@@ -340,43 +303,14 @@ impl Objects {
         }
     }
 
-    /// Returns the queue pair of this number.
-    pub(crate) fn queue_pair(&self, number: u16) -> Result<&QueuePair, ObjectError> {
-        let pair = self.queue_pairs.get(slot(number)).ok();
-        pair.filter(|pair| pair.number == number)
-            .ok_or(unknown(number))
-    }
-
-    /// Returns the queue pair of this number.
-    pub(crate) fn queue_pair_mut(&mut self, number: u16) -> Result<&mut QueuePair, ObjectError> {
-        let pair = self.queue_pairs.get_mut(slot(number)).ok();
-        pair.filter(|pair| pair.number == number)
-            .ok_or(unknown(number))
-    }
-
     /// Returns the number of the next queue pair of this slot. Numbers are reused as late as
     /// possible.
-    fn next_number(&mut self, slot: u16) -> u16 {
+    pub(super) fn next_number(&mut self, slot: u16) -> u16 {
         let Some(generation) = self.generations.get_mut(usize::from(slot)) else {
             return slot;
         };
         *generation = generation.checked_add(1).unwrap_or(1);
         u16::from(*generation) * limits::QUEUE_PAIRS + slot
-    }
-
-    fn existing_queue(&self, number: u32) -> Result<u16, ObjectError> {
-        let unknown = ObjectError::Unknown {
-            kind: ObjectKind::CompletionQueue,
-            number,
-        };
-        let number = u16::try_from(number).map_err(|_| unknown)?;
-        match self.completion_queues.get(number)?.has_failed {
-            true => Err(ObjectError::Failed {
-                kind: ObjectKind::CompletionQueue,
-                number: number.into(),
-            }),
-            false => Ok(number),
-        }
     }
 }
 

@@ -4,7 +4,6 @@
 use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, RECEIVE_DESCRIPTOR_BYTES, SEND_ENTRY_BYTES};
 
 use super::error::{ObjectError, invalid};
-use super::event_queue::check_ring;
 use crate::limits;
 use crate::memory_bar;
 
@@ -154,6 +153,23 @@ impl ReceiveRing {
     /// Resets the ring: nothing is posted, and nothing is taken.
     pub(super) fn reset(&mut self) {
         self.position = Position::default();
+    }
+}
+
+/// Fails if a ring's address is invalid: its entries may be written word by word, and none may wrap
+/// around.
+pub(super) fn check_ring(
+    parameter: &'static str,
+    address: u64,
+    entries: u16,
+    entry_bytes: usize,
+) -> Result<(), ObjectError> {
+    let bytes = u64::from(entries) * entry_bytes as u64;
+    let fits = address.checked_add(bytes.saturating_sub(1)).is_some();
+    if fits && address % entry_bytes as u64 == 0 {
+        Ok(())
+    } else {
+        Err(invalid(parameter, address))
     }
 }
 

@@ -19,10 +19,6 @@ impl<T> Slots<T> {
         }
     }
 
-    pub(super) fn kind(&self) -> ObjectKind {
-        self.kind
-    }
-
     /// Returns a number that is free, and for which `may_be_used` holds.
     pub(super) fn free_number(
         &self,
@@ -85,6 +81,36 @@ impl<T> Slots<T> {
             kind: self.kind,
             number: number.into(),
         }
+    }
+}
+
+/// The number of users of an object that has nothing else: a UAR or a protection domain.
+#[derive(Default)]
+pub(super) struct UserCount(usize);
+
+impl Slots<UserCount> {
+    /// Adds a user to an object.
+    pub(super) fn add_user(&mut self, number: u16) -> Result<(), ObjectError> {
+        self.get_mut(number)?.0 += 1;
+        Ok(())
+    }
+
+    /// Removes a user of an object.
+    pub(super) fn remove_user(&mut self, number: u16) {
+        if let Ok(users) = self.get_mut(number) {
+            users.0 = users.0.saturating_sub(1);
+        }
+    }
+
+    /// Removes an object. Fails while it has users.
+    pub(super) fn remove_unused(&mut self, number: u16) -> Result<(), ObjectError> {
+        if self.get(number)?.0 > 0 {
+            return Err(ObjectError::InUse {
+                kind: self.kind,
+                number: number.into(),
+            });
+        }
+        self.remove(number).map(|_| ())
     }
 }
 

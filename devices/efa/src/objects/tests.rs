@@ -279,7 +279,7 @@ fn queue_pair_without_queues_is_possible() {
         receive_bytes: 0,
         ..parameters
     });
-    let pair = objects.queue_pair(pair.unwrap()).unwrap();
+    let pair = objects.queue_pairs.get(pair.unwrap()).unwrap();
     assert_eq!(
         (pair.send.next(), pair.receive.peek(0)),
         (Ok(None), Ok(None))
@@ -594,7 +594,7 @@ proptest! {
             address: region.address + skip,
             bytes: u32::try_from(length).unwrap(),
         };
-        prop_assert_eq!(objects.buffer(domain, buffer, Need::LocalRead, &mut segments), Ok(()));
+        prop_assert_eq!(objects.regions.buffer(domain, buffer, Need::LocalRead, &mut segments), Ok(()));
         let mut at = buffer.address;
         for segment in &segments {
             let last = segment.bytes as u64 - 1;
@@ -616,7 +616,7 @@ proptest! {
         let keys = objects.register_region(region.parameters(domain)).unwrap();
         let mut segments = Vec::new();
         let buffer = Buffer { key: keys.local, address, bytes };
-        let found = objects.buffer(domain, buffer, Need::LocalRead, &mut segments);
+        let found = objects.regions.buffer(domain, buffer, Need::LocalRead, &mut segments);
         let end = address.checked_add(bytes.into());
         let is_inside = address >= region.address
             && end.is_some_and(|end| end <= region.address + region.length);
@@ -691,7 +691,7 @@ fn key_counts_in_its_domain_and_for_what_it_permits() {
             address: 0x1000,
             bytes: 4,
         };
-        let found = objects.buffer(domain, buffer, need, &mut segments);
+        let found = objects.regions.buffer(domain, buffer, need, &mut segments);
         assert_eq!(found.is_ok(), !segments.is_empty());
         found
     };
@@ -746,7 +746,7 @@ fn freed_region_is_found_by_none_of_its_keys() {
         let keys = objects.register_region(parameters).unwrap();
         assert!(keys.local <= 0xff_ffff);
         assert!(seen.insert(keys.remote), "a key is not used again soon");
-        assert_eq!(objects.region_count(), 1);
+        assert_eq!(objects.regions.count(), 1);
         objects.deregister_region(keys.local).unwrap();
         let mut segments = Vec::new();
         for (key, need) in [
@@ -758,7 +758,7 @@ fn freed_region_is_found_by_none_of_its_keys() {
                 address: 0,
                 bytes: 1,
             };
-            let found = objects.buffer(domain, buffer, need, &mut segments);
+            let found = objects.regions.buffer(domain, buffer, need, &mut segments);
             assert!(found.is_err());
         }
         assert!(objects.deregister_region(keys.local).is_err());
@@ -781,13 +781,13 @@ fn pages_of_all_regions_have_a_limit() {
         access: VerbsAccess::default(),
     };
     // The limit counts pages, so no ranges of a million pages are needed.
-    objects.pages = limits::PAGES - pages.len() + 1;
+    objects.regions.pages = limits::PAGES - pages.len() + 1;
     let exhausted = ObjectError::Exhausted {
         kind: ObjectKind::MemoryRegion,
         limit: limits::PAGES,
     };
     assert_eq!(objects.register_region(parameters), Err(exhausted));
-    assert_eq!(objects.region_count(), 0);
+    assert_eq!(objects.regions.count(), 0);
 }
 
 /// Returns a region of one page.
@@ -816,7 +816,7 @@ fn regions_have_a_limit_that_a_deregistered_one_frees() {
     };
     let refused = objects.register_region(one_page(domain));
     assert_eq!(refused, Err(exhausted));
-    assert_eq!(objects.region_count(), limits::MEMORY_REGIONS);
+    assert_eq!(objects.regions.count(), limits::MEMORY_REGIONS);
     objects.deregister_region(last.unwrap().local).unwrap();
     objects.register_region(one_page(domain)).unwrap();
     let refused = objects.register_region(one_page(domain));

@@ -352,14 +352,20 @@ fn requests_in_progress_never_exceed_their_queue_s_entries() {
     let (mut adapter, mut a, post) = sender_without_a_receive();
     let entries = {
         let pair = adapter.path.objects();
-        usize::from(pair.queue_pair(a.number).unwrap().send.entries())
+        usize::from(pair.queue_pairs.get(a.number).unwrap().send.entries())
     };
     // A driver that uses the entries again before their requests have ended.
     for _ in 0..entries * 3 {
         adapter.send(&mut a, &post);
         adapter.work();
         let pair = adapter.path.objects();
-        let jobs = pair.queue_pair(a.number).unwrap().jobs.numbers().count();
+        let jobs = pair
+            .queue_pairs
+            .get(a.number)
+            .unwrap()
+            .jobs
+            .numbers()
+            .count();
         assert!(jobs <= entries, "{jobs}");
     }
 }
@@ -383,7 +389,13 @@ fn wrong_doorbell_is_found_while_no_request_may_begin() {
     for (number, doorbell) in [(a.number, a.sent + ENTRIES + 1), (empty, 1)] {
         adapter.ring(Doorbell::Send(number % limits::QUEUE_PAIRS), doorbell);
         adapter.work();
-        let state = adapter.path.objects().queue_pair(number).unwrap().state;
+        let state = adapter
+            .path
+            .objects()
+            .queue_pairs
+            .get(number)
+            .unwrap()
+            .state;
         assert_eq!(state, QueuePairState::Error, "{number}");
     }
 }
@@ -401,7 +413,7 @@ fn pair_that_was_reset_starts_from_the_beginning() {
         "no earlier request completes"
     );
     let pair = adapter.path.objects();
-    let pair = pair.queue_pair(a.number).unwrap();
+    let pair = pair.queue_pairs.get(a.number).unwrap();
     assert_eq!((pair.send.taken(), pair.send.next()), (0, Ok(None)));
 }
 

@@ -291,7 +291,7 @@ fn regions_without_memory_count_as_any_others() {
         assert_eq!((keys.local & 0xff, keys.remote & 0xff), (0, 0));
         objects.deregister_region(keys.local).unwrap();
     }
-    assert_eq!(objects.region_count(), 0);
+    assert_eq!(objects.regions.count(), 0);
     for _ in 0..limits::FAST_REGIONS {
         objects.allocate_region(domain, 1).unwrap();
     }
