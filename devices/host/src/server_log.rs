@@ -18,17 +18,12 @@ mod stderr_logger;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::server_log::once::Once;
 use crate::server_log::rate_limit::RateLimit;
+pub use crate::server_log::rate_limit::{BURST, INTERVAL};
 use crate::server_log::stderr_logger::StderrLogger;
-
-/// Warnings and errors that a line of the code logs in an interval.
-pub const BURST: u32 = 10;
-
-/// The interval, which begins with the first message.
-pub const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The log of this process. When it is dropped, it reports suppressed messages.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use vmm_sys_util::aio::{IOCB_FLAG_RESFD, IoContext, IoControlBlock, IoEvent};
 
-use crate::eventfd::Event;
+use crate::eventfd::event::Event;
 
 /// IOCB_CMD_POLL (linux/aio_abi.h).
 const POLL: u16 = 5;

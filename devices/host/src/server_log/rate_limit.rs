@@ -1,12 +1,16 @@
 //! A logger that limits another one.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use log::{Level, Log, Metadata, Record};
 use parking_lot::Mutex;
 
-use crate::server_log::{BURST, INTERVAL};
+/// Warnings and errors that a line of the code logs in an interval.
+pub const BURST: u32 = 10;
+
+/// The interval, which begins with the first message.
+pub const INTERVAL: Duration = Duration::from_secs(60);
 
 /// A line of the code: file and number.
 type SourceLine = (&'static str, u32);

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
 use rustix::io::{Errno, read, retry_on_intr, write};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
-use crate::socket_file::{descriptors, file_lock};
+use crate::socket_file::{closing, descriptors, file_lock};
 
 /// Time for which the process waits for the lock of the folder, and the server's end with it. After
 /// that the file stays: it is stale, and the next server replaces it.
@@ -154,7 +154,7 @@ fn held_at_end(pipe: &UnixStream) -> Option<OwnedFd> {
         let mut bytes = [IoSliceMut::new(&mut byte)];
         match recvmsg(pipe, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) if received.bytes > 0 => {
-                held = descriptors::rights(&mut control).next();
+                held = closing::rights(&mut control).next();
             }
             Err(Errno::INTR) => {}
             Ok(_) => return held,

@@ -9,6 +9,8 @@
 //! no more descriptors that come on it are passed on.
 
 use std::collections::HashMap;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -17,17 +19,26 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::cmsg_space;
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstat, statx};
+use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, socket_domain};
-use rustix::net::{AddressFamily, Shutdown, shutdown};
-
-use crate::socket_file::descriptors::{self, MOST_PACKETS};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, recvmsg,
+    shutdown,
+};
 
 /// Descriptors of one connection that may wait to be closed before no more of them are passed on.
 pub(crate) const MOST: usize = 64;
 /// Descriptors of all connections that may wait before the kernel has to drop others, so that the
 /// server keeps some descriptors for itself.
 const EXHAUSTED: usize = 4096;
+
+/// More messages than the queue of a socket with the usual buffer size can hold.
+pub(crate) const MOST_PACKETS: usize = 1024;
+
+/// The most descriptors in one message (Linux, SCM_MAX_FD).
+const MOST_OF_A_MESSAGE: usize = 253;
 
 /// Unset before the first such descriptor.
 static CLOSER: OnceLock<Closer<Closing>> = OnceLock::new();
@@ -53,13 +64,36 @@ impl Drop for Closing {
         let _ = set_socket_linger(&self.0, Some(Duration::ZERO));
         let _ = shutdown(&self.0, Shutdown::Read);
         for _ in 0..MOST_PACKETS {
-            match descriptors::take(&self.0) {
+            match take(&self.0) {
                 // The kernel nests sockets in sockets at most four times.
                 Ok(inner) => inner.into_iter().map(Closing).for_each(drop),
                 Err(_) => return,
             }
         }
     }
+}
+
+/// Receives and discards a message without waiting. Returns its descriptors, of any kind.
+pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_OF_A_MESSAGE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut [0; 4096])],
+        &mut control,
+        flags,
+    )?;
+    Ok(rights(&mut control).collect())
+}
+
+/// Returns the descriptors of a recvmsg(2). Does not allocate.
+pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Item = OwnedFd> {
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    rights.flatten()
 }
 
 /// Returns `true` if [`EXHAUSTED`] descriptors wait to be closed, so that the kernel has to drop

@@ -13,21 +13,15 @@ use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
 pub use crate::socket_file::closing::Sockets;
-use crate::socket_file::closing::{self, Kind};
+use crate::socket_file::closing::{self, Kind, MOST_PACKETS, rights};
 
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;
-
-/// More messages than the queue of a socket with the usual buffer size can hold.
-pub(crate) const MOST_PACKETS: usize = 1024;
-
-/// The most descriptors in one message (Linux, SCM_MAX_FD).
-const MOST_OF_A_MESSAGE: usize = 253;
 
 /// The result of one call of [`receive`].
 #[derive(Debug)]
@@ -88,29 +82,6 @@ pub fn receive_with(
         closing::close(&socket, descriptor);
     }
     Ok(result)
-}
-
-/// Receives and discards a message without waiting. Returns its descriptors, of any kind.
-pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_OF_A_MESSAGE))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut [0; 4096])],
-        &mut control,
-        flags,
-    )?;
-    Ok(rights(&mut control).collect())
-}
-
-/// Returns the descriptors of a recvmsg(2). Does not allocate.
-pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Item = OwnedFd> {
-    let rights = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    rights.flatten()
 }
 
 /// Ends a connection: receives and drops the remaining data. Otherwise the kernel would close the
