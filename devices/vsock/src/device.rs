@@ -8,13 +8,12 @@ use std::sync::Arc;
 use peerbar_dma::{LentGuestMemory, LentRegion, MemoryError, MemoryPool};
 use peerbar_host::eventfd::{Event, Signaller};
 use virtio_queue::{Error as QueueError, Reader, Writer};
-use vm_memory::GuestMemoryBackend;
 use vm_memory::bitmap::BitmapSlice;
+use vm_memory::{GuestAddress, GuestMemoryBackend};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::header::{VsockHeader, WireHeader};
 use crate::multiplexer::{Multiplexer, PeerCheck};
-use crate::requests::FrontEndSpan;
 use crate::ring::Ring;
 
 /// Queues of the device: for packets to the guest, for packets of the guest, and for events, which
@@ -26,6 +25,25 @@ const LONGEST: u32 = 64 << 10;
 const BATCH: usize = 64;
 /// Batches before other events are handled.
 const ROUNDS: usize = 16;
+
+/// Guest memory in the address space of the front-end, which gives its own addresses for rings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrontEndSpan {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) guest: u64,
+}
+
+impl FrontEndSpan {
+    pub(crate) fn guest_address(&self, address: u64) -> Option<GuestAddress> {
+        let offset = address.checked_sub(self.start)?;
+        let inside = offset < self.size;
+        self.guest
+            .checked_add(offset)
+            .filter(|_| inside)
+            .map(GuestAddress)
+    }
+}
 
 /// The device of one QEMU.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{GuestAddress, GuestMemoryRegion};
 
-use crate::device::{QUEUES, VsockDevice};
+use crate::device::{FrontEndSpan, QUEUES, VsockDevice};
 use crate::ring::Ring;
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -27,25 +27,6 @@ const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | EVENT_INDEX | PROTOCOL_FEATURES;
 /// The answer to a request that no offered feature permits.
 const NOT_OFFERED: Error = Error::InvalidOperation("it was not offered");
-
-/// Guest memory in the address space of the front-end, which gives its own addresses for rings.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FrontEndSpan {
-    start: u64,
-    size: u64,
-    guest: u64,
-}
-
-impl FrontEndSpan {
-    fn guest_address(&self, address: u64) -> Option<GuestAddress> {
-        let offset = address.checked_sub(self.start)?;
-        let inside = offset < self.size;
-        self.guest
-            .checked_add(offset)
-            .filter(|_| inside)
-            .map(GuestAddress)
-    }
-}
 
 fn failed(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::ReqHandlerError(io::Error::other(source))
