@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
 use peerbar_host::socket_file::packets::{self, Message as _, ReceiveError};
@@ -13,7 +12,6 @@ use thiserror::Error;
 use crate::codec::is_name;
 use crate::gid::Gid;
 use crate::limits::{FABRIC_TIME_OUT, MAX_NAME, PROTOCOL};
-use crate::link::{Link, PacketHandler};
 use crate::message::{Message, Refusal};
 
 /// The reason why an adapter cannot attach to its fabric.
@@ -95,7 +93,7 @@ impl FabricAddress {
         }
     }
 
-    fn system(&self, source: io::Error) -> AttachError {
+    pub(crate) fn system(&self, source: io::Error) -> AttachError {
         let path = self.path.clone();
         AttachError::System { path, source }
     }
@@ -104,8 +102,8 @@ impl FabricAddress {
 /// An adapter that is attached, but does not exchange messages yet.
 #[derive(Debug)]
 pub struct Attachment {
-    address: FabricAddress,
-    socket: OwnedFd,
+    pub(crate) address: FabricAddress,
+    pub(crate) socket: OwnedFd,
 }
 
 impl Attachment {
@@ -125,15 +123,6 @@ impl Attachment {
         let socket = address.connect()?;
         address.attach(&socket)?;
         Ok(Self { address, socket })
-    }
-
-    /// Starts the link's thread, which calls `handler` for peers' packets.
-    ///
-    /// # Errors
-    /// [`AttachError::System`].
-    pub fn start(self, handler: Arc<dyn PacketHandler>) -> Result<Link, AttachError> {
-        let address = self.address.clone();
-        Link::start(self.address, self.socket, handler).map_err(|source| address.system(source))
     }
 }
 

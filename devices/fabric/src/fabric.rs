@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use self::port::{Adapter, HeldPackets, Holder, Port};
+use self::port::{Adapter, HeldPackets, Holder, Parcel, Port};
 pub(crate) use self::port::{CutOff, PortId, Reason};
-use self::transit::{Parcel, Transit};
+use self::transit::Transit;
 use crate::gid::Gid;
 use crate::impairments::Impairments;
 use crate::limits::{

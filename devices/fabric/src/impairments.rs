@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::gid::Gid;
 use crate::impairment::{ALL, Effects, Impairment};
-use direct::PairConnections;
+use direct::{Pair, PairConnections};
 
 /// The longest wait of a packet for bandwidth.
 const LONGEST_QUEUE: Duration = Duration::from_secs(1);
@@ -23,9 +23,6 @@ const LONGEST_QUEUE: Duration = Duration::from_secs(1);
 const OVERTAKEN: Duration = Duration::from_millis(1);
 /// The most rules.
 const MOST_RULES: usize = 256;
-
-/// Source and destination of a packet.
-pub(crate) type Pair = (Gid, Gid);
 
 /// Too many rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

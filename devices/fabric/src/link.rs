@@ -3,7 +3,6 @@
 pub(crate) mod direct;
 mod shared;
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,29 +10,14 @@ use std::time::Instant;
 
 use serde_bytes::ByteBuf;
 
-use crate::attachment::FabricAddress;
+use crate::attachment::{AttachError, Attachment};
 use crate::gid::Gid;
 use crate::limits::MAX_DATA;
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
-use crate::request::{RequestData, RequestError, RequestId, SendError};
+use crate::request::{RequestData, RequestError, SendError};
 use shared::SharedLink;
-
-/// Receives peers' packets. All methods are called one at a time, from the link's own thread and
-/// from [`LinkSender::receive`]. While one runs, the link does not send packets again, so no method
-/// may wait.
-pub trait PacketHandler: Send + Sync {
-    /// `from` has sent a datagram. Datagrams may be lost, late or duplicated.
-    fn datagram(&self, from: Gid, data: &[u8]);
-    /// `from` has sent a request, which must be executed. It comes once. `reply` may be sent later,
-    /// by any thread.
-    fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply);
-    /// `peer` has left, or another adapter has its address now: state that is kept for it is
-    /// useless.
-    fn gone(&self, peer: Gid);
-    /// The fabric is gone. All requests have ended, and all peers are gone; the link attaches again by itself.
-    fn lost(&self);
-}
+pub use shared::{PacketHandler, Reply};
 
 /// A working link. When it is dropped, the adapter leaves its fabric, and its requests end.
 #[derive(Debug)]
@@ -49,32 +33,27 @@ pub struct LinkSender {
     shared: Arc<SharedLink>,
 }
 
-/// The answer to one request. Dropping it refuses the request.
-#[derive(Debug)]
-pub struct Reply {
-    shared: Arc<SharedLink>,
-    id: Option<RequestId>,
+impl Attachment {
+    /// Starts the link's thread, which calls `handler` for peers' packets.
+    ///
+    /// # Errors
+    /// [`AttachError::System`].
+    pub fn start(self, handler: Arc<dyn PacketHandler>) -> Result<Link, AttachError> {
+        let Self { address, socket } = self;
+        let shared = SharedLink::new(socket).map_err(|source| address.system(source))?;
+        let shared = Arc::new(shared);
+        let (own, own_address) = (shared.clone(), address.clone());
+        let thread = std::thread::Builder::new()
+            .name("fabric".to_owned())
+            .spawn(move || own.run(&own_address, handler.as_ref()));
+        Ok(Link {
+            shared,
+            thread: Some(thread.map_err(|source| address.system(source))?),
+        })
+    }
 }
 
 impl Link {
-    pub(crate) fn start(
-        address: FabricAddress,
-        socket: OwnedFd,
-        handler: Arc<dyn PacketHandler>,
-    ) -> io::Result<Self> {
-        let shared = Arc::new(SharedLink::new(socket)?);
-        let thread = std::thread::Builder::new()
-            .name("fabric".to_owned())
-            .spawn({
-                let shared = shared.clone();
-                move || shared.run(&address, handler.as_ref())
-            })?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
-    }
-
     /// Returns the path to other adapters.
     pub fn sender(&self) -> LinkSender {
         LinkSender {
@@ -177,28 +156,5 @@ impl LinkSender {
 impl AsFd for LinkSender {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.direct_events.as_fd()
-    }
-}
-
-impl Reply {
-    /// Sends the response: at most [`MAX_DATA`] bytes. A longer one refuses the request.
-    pub fn send(mut self, data: Vec<u8>) {
-        let data = Some(data).filter(|data| data.len() <= MAX_DATA);
-        self.answer(data.map(ByteBuf::from));
-    }
-
-    fn answer(&mut self, data: Option<ByteBuf>) {
-        if let Some(id) = self.id.take() {
-            let mut state = self.shared.state.lock();
-            state.transport.respond(id, data);
-            self.shared.carry_out(&mut state);
-            self.shared.wake_if_full(&state);
-        }
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        self.answer(None);
     }
 }

@@ -6,10 +6,9 @@ use std::time::Instant;
 
 use thiserror::Error;
 
-use super::transit::Parcel;
 use crate::gid::Gid;
 use crate::limits::MAX_ANSWERS;
-use crate::message::{Incarnation, Message, Refusal};
+use crate::message::{AdapterId, Body, Incarnation, Message, Refusal};
 
 /// Number of a connection. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +68,26 @@ impl Holder {
     /// Returns `true` if a packet for this incarnation is for it.
     pub(super) fn is_meant_by(&self, incarnation: Incarnation) -> bool {
         [Incarnation::NONE, self.incarnation].contains(&incarnation)
+    }
+}
+
+/// A packet in transit.
+#[derive(Clone, Debug)]
+pub(super) struct Parcel {
+    pub(super) sender: AdapterId,
+    pub(super) destination: PortId,
+    pub(super) receiver: Gid,
+    pub(super) body: Body,
+}
+
+impl Parcel {
+    /// Returns the packet as it arrives.
+    pub(super) fn message(self) -> Message {
+        Message::Packet {
+            peer: self.sender.gid,
+            incarnation: self.sender.incarnation,
+            body: self.body,
+        }
     }
 }
 

@@ -3,29 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::port::PortId;
+use super::port::Parcel;
 use crate::gid::Gid;
-use crate::message::{AdapterId, Body, Message};
-
-/// A packet in transit.
-#[derive(Clone, Debug)]
-pub(super) struct Parcel {
-    pub(super) sender: AdapterId,
-    pub(super) destination: PortId,
-    pub(super) receiver: Gid,
-    pub(super) body: Body,
-}
-
-impl Parcel {
-    /// Returns the packet as it arrives.
-    pub(super) fn message(self) -> Message {
-        Message::Packet {
-            peer: self.sender.gid,
-            incarnation: self.sender.incarnation,
-            body: self.body,
-        }
-    }
-}
 
 /// The delayed packets, by the time of their arrival. Packets with the same time arrive in the
 /// order in which they were sent.

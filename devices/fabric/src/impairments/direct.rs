@@ -8,8 +8,10 @@ use peerbar_host::socket_file::descriptors::discard;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
-use super::Pair;
 use crate::gid::Gid;
+
+/// Source and destination of a packet.
+pub(crate) type Pair = (Gid, Gid);
 
 /// Time within which the connection of two adapters is not replaced.
 const INTERVAL: Duration = Duration::from_millis(500);

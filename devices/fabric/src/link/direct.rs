@@ -14,7 +14,6 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::shared::is_end;
 use crate::gid::Gid;
 use crate::message::{Body, Incarnation, Message};
 
@@ -188,6 +187,12 @@ impl Drop for PeerConnection {
     }
 }
 
+/// Returns `true` if nothing more comes after this error. A packet for whose descriptors this
+/// process has no room is lost alone, and sent again.
+pub(super) fn is_end<E: std::error::Error>(error: &ReceiveError<E>) -> bool {
+    !matches!(error, ReceiveError::Nothing | ReceiveError::Starved)
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
@@ -214,5 +219,16 @@ mod tests {
         let received = direct.receive();
         assert!(matches!(received[..], [Received::Ended(of)] if of == peer));
         assert!(!is_readable());
+    }
+
+    #[test]
+    fn lack_of_descriptors_does_not_end_the_link() {
+        type Error = ReceiveError<std::io::Error>;
+        for goes_on in [Error::Nothing, Error::Starved] {
+            assert!(!is_end(&goes_on), "{goes_on}");
+        }
+        for end in [Error::Closed, Error::TooLong, Error::System(Errno::PIPE)] {
+            assert!(is_end(&end), "{end}");
+        }
     }
 }

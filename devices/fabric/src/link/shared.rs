@@ -14,12 +14,14 @@ use peerbar_host::socket_file::packets::{self, Message as _, Packet, ReceiveErro
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
+use serde_bytes::ByteBuf;
 
-use super::direct::{PeerConnections, Received};
-use super::{PacketHandler, Reply};
+use super::direct::{PeerConnections, Received, is_end};
 use crate::attachment::FabricAddress;
+use crate::gid::Gid;
+use crate::limits::MAX_DATA;
 use crate::message::Message;
-use crate::request::RequestError;
+use crate::request::{RequestError, RequestId};
 use crate::transport::{Output, Transport};
 
 /// Time between two attempts to attach again.
@@ -31,6 +33,29 @@ const MAX_UNSENT: usize = 512;
 
 /// The continuation of a request.
 pub(super) type Done = Box<dyn FnOnce(Result<Vec<u8>, RequestError>) + Send>;
+
+/// Receives peers' packets. All methods are called one at a time, from the link's own thread and
+/// from [`LinkSender::receive`](super::LinkSender::receive). While one runs, the link does not send
+/// packets again, so no method may wait.
+pub trait PacketHandler: Send + Sync {
+    /// `from` has sent a datagram. Datagrams may be lost, late or duplicated.
+    fn datagram(&self, from: Gid, data: &[u8]);
+    /// `from` has sent a request, which must be executed. It comes once. `reply` may be sent later,
+    /// by any thread.
+    fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply);
+    /// `peer` has left, or another adapter has its address now: state that is kept for it is
+    /// useless.
+    fn gone(&self, peer: Gid);
+    /// The fabric is gone. All requests have ended, and all peers are gone; the link attaches again by itself.
+    fn lost(&self);
+}
+
+/// The answer to one request. Dropping it refuses the request.
+#[derive(Debug)]
+pub struct Reply {
+    shared: Arc<SharedLink>,
+    id: Option<RequestId>,
+}
 
 /// The state that the handles of a link and its thread share.
 pub(super) struct SharedLink {
@@ -366,24 +391,25 @@ fn owned(descriptors: Vec<Arc<OwnedFd>>) -> Option<Vec<OwnedFd>> {
     descriptors.into_iter().map(Arc::into_inner).collect()
 }
 
-/// Returns `true` if nothing more comes after this error. A packet for whose descriptors this
-/// process has no room is lost alone, and sent again.
-pub(super) fn is_end<E: std::error::Error>(error: &ReceiveError<E>) -> bool {
-    !matches!(error, ReceiveError::Nothing | ReceiveError::Starved)
+impl Reply {
+    /// Sends the response: at most [`MAX_DATA`] bytes. A longer one refuses the request.
+    pub fn send(mut self, data: Vec<u8>) {
+        let data = Some(data).filter(|data| data.len() <= MAX_DATA);
+        self.answer(data.map(ByteBuf::from));
+    }
+
+    fn answer(&mut self, data: Option<ByteBuf>) {
+        if let Some(id) = self.id.take() {
+            let mut state = self.shared.state.lock();
+            state.transport.respond(id, data);
+            self.shared.carry_out(&mut state);
+            self.shared.wake_if_full(&state);
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lack_of_descriptors_does_not_end_the_link() {
-        type Error = ReceiveError<io::Error>;
-        for goes_on in [Error::Nothing, Error::Starved] {
-            assert!(!is_end(&goes_on), "{goes_on}");
-        }
-        for end in [Error::Closed, Error::TooLong, Error::System(Errno::PIPE)] {
-            assert!(is_end(&end), "{end}");
-        }
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.answer(None);
     }
 }
