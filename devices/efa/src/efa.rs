@@ -83,26 +83,8 @@ impl Efa {
         })
     }
 
-    /// Makes an adapter without a fabric, whose engine and worker run only when its caller calls
-    /// them.
-    #[cfg(feature = "stepped")]
-    pub fn stepped(config: &Config) -> Result<crate::SteppedEfa, StartError<ConfigError>> {
-        let gid = config.gid().map_err(StartError::Config)?;
-        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
-        let setup = setup(config, gid, vectors.clone())?;
-        let mut worker = None;
-        let efa = Self::new(setup, |setup| {
-            let (data, other) = DataPath::parts(setup).map_err(StartError::Thread)?;
-            worker = Some(other);
-            Ok::<_, StartError<ConfigError>>(data)
-        })?;
-        let engine = efa.engine(gid);
-        let endpoint = efa.on_bus(vectors)?;
-        Ok(crate::SteppedEfa::new(endpoint, engine, worker))
-    }
-
     /// Makes an adapter with the data path that `make` makes.
-    fn new<E>(
+    pub(crate) fn new<E>(
         (setup, interrupts): (Setup, Arc<MaskedInterrupts>),
         make: impl FnOnce(Setup) -> Result<DataPath, E>,
     ) -> Result<Self, E> {
@@ -117,14 +99,17 @@ impl Efa {
         })
     }
 
-    fn on_bus(self, vectors: Arc<Vectors>) -> Result<Endpoint<Self>, peerbar_pci::BarError> {
+    pub(crate) fn on_bus(
+        self,
+        vectors: Arc<Vectors>,
+    ) -> Result<Endpoint<Self>, peerbar_pci::BarError> {
         let (requester, behind) = (self.requester.clone(), self.behind_bars());
         let space = ConfigSpace::new(&IDENTITY, &bars()?, &MSI_X);
         let efa = Arc::new(self);
         Ok(Endpoint::new(efa, space, behind, requester, vectors))
     }
 
-    fn engine(&self, gid: Gid) -> Engine {
+    pub(crate) fn engine(&self, gid: Gid) -> Engine {
         Engine::new(
             self.shared.clone(),
             self.requester.clone(),
@@ -273,7 +258,7 @@ impl Function for Efa {
 }
 
 /// Returns the parts of an adapter's data path, and the interrupts that resets stop.
-fn setup(
+pub(crate) fn setup(
     config: &Config,
     gid: Gid,
     vectors: Arc<Vectors>,
