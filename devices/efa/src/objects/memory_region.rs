@@ -88,6 +88,7 @@ pub(crate) struct BusSegment {
 }
 
 /// A memory region.
+#[derive(Default)]
 struct MemoryRegion {
     protection_domain: u16,
     remote_key: u32,
@@ -169,43 +170,42 @@ impl MemoryRegions {
         &mut self,
         parameters: RegisterRegion<'_>,
     ) -> Result<RegionKeys, ObjectError> {
-        let RegisterRegion {
-            protection_domain,
-            address,
-            length,
-            pages,
-            access,
-            ..
-        } = parameters;
         let ranges = ranges(&parameters)?;
-        self.check_room(pages.len())?;
-        let local = self.keys.next(LOCAL_KEY_MASK, |key| {
-            self.regions.contains_key(&key) || self.fast_keys.contains_key(&(key >> VARIANT_BITS))
-        });
-        let remote = self.keys.next(u32::MAX, |key| {
-            let family = key >> VARIANT_BITS;
-            self.remote_keys.contains_key(&key) || self.fast_remote_keys.contains(&family)
-        });
-        let keys = RegionKeys { local, remote };
+        let pages = parameters.pages.len();
+        self.check_room(pages)?;
         let region = MemoryRegion {
-            protection_domain,
-            remote_key: remote,
-            address,
-            length,
-            access,
-            pages: pages.len(),
-            is_fast: false,
+            protection_domain: parameters.protection_domain,
+            address: parameters.address,
+            length: parameters.length,
+            access: parameters.access,
+            pages,
             is_valid: true,
             ranges,
+            ..MemoryRegion::default()
         };
-        self.add(keys, region);
-        Ok(keys)
+        Ok(self.add(0, region))
     }
 
-    fn add(&mut self, keys: RegionKeys, region: MemoryRegion) {
+    /// Adds a region. Returns its keys: no region has or may get them, nor any that differ from them
+    /// only in the lowest bits, up to `variants`.
+    fn add(&mut self, variants: u32, region: MemoryRegion) -> RegionKeys {
+        let all = |key: u32| (0..=variants).map(move |variant| key | variant);
+        let local = self.keys.next(LOCAL_KEY_MASK & !variants, |key| {
+            self.fast_keys.contains_key(&(key >> VARIANT_BITS))
+                || all(key).any(|key| self.regions.contains_key(&key))
+        });
+        let remote = self.keys.next(!variants, |key| {
+            self.fast_remote_keys.contains(&(key >> VARIANT_BITS))
+                || all(key).any(|key| self.remote_keys.contains_key(&key))
+        });
         self.pages += region.pages;
-        self.remote_keys.insert(keys.remote, keys.local);
-        self.regions.insert(keys.local, region);
+        self.remote_keys.insert(remote, local);
+        let region = MemoryRegion {
+            remote_key: remote,
+            ..region
+        };
+        self.regions.insert(local, region);
+        RegionKeys { local, remote }
     }
 
     /// Allocates a region without memory, of at most that many pages. Returns its keys, whose
@@ -225,30 +225,16 @@ impl MemoryRegions {
             });
         }
         self.check_room(max_pages)?;
-        let variants = |key: u32| (0..1 << VARIANT_BITS).map(move |variant| key | variant);
-        let local = self.keys.next(LOCAL_KEY_MASK & !VARIANTS, |key| {
-            self.fast_keys.contains_key(&(key >> VARIANT_BITS))
-                || variants(key).any(|key| self.regions.contains_key(&key))
-        });
-        let remote = self.keys.next(!VARIANTS, |key| {
-            self.fast_remote_keys.contains(&(key >> VARIANT_BITS))
-                || variants(key).any(|key| self.remote_keys.contains_key(&key))
-        });
-        let keys = RegionKeys { local, remote };
         let region = MemoryRegion {
             protection_domain,
-            remote_key: remote,
-            address: 0,
-            length: 0,
-            access: VerbsAccess::default(),
             pages: max_pages,
             is_fast: true,
-            is_valid: false,
-            ranges: Vec::new(),
+            ..MemoryRegion::default()
         };
-        self.add(keys, region);
-        self.fast_keys.insert(local >> VARIANT_BITS, local);
-        self.fast_remote_keys.insert(remote >> VARIANT_BITS);
+        let keys = self.add(VARIANTS, region);
+        self.fast_keys
+            .insert(keys.local >> VARIANT_BITS, keys.local);
+        self.fast_remote_keys.insert(keys.remote >> VARIANT_BITS);
         Ok(keys)
     }
 
