@@ -104,7 +104,7 @@ impl Turn<'_> {
             };
             if pair.jobs.is_full(pair.send.entries()) {
                 // A wrong doorbell is detected even while no more requests may begin.
-                if pair.send.next().is_err() {
+                if pair.send.peek(0).is_err() {
                     self.objects.queue_pairs.fail(number);
                 }
                 return;
@@ -139,7 +139,7 @@ impl Turn<'_> {
     ) -> Result<Option<(u16, Result<WorkRequest, BadRequest>)>, BadSendQueue> {
         let pair = self.objects.queue_pairs.get_mut(number);
         let pair = pair.map_err(|_| BadSendQueue)?;
-        let Some(offset) = pair.send.next().map_err(|_| BadSendQueue)? else {
+        let Some(offset) = pair.send.peek(0).map_err(|_| BadSendQueue)? else {
             return Ok(None);
         };
         let mut entry = [0; LONG_SEND_ENTRY_BYTES];
@@ -147,7 +147,7 @@ impl Turn<'_> {
         let read = self.state.bar_memory.read(offset, entry);
         read.map_err(|_| BadSendQueue)?;
         let taken = pair.send.taken();
-        pair.send.advance();
+        pair.send.advance(1);
         Ok(Some((taken, WorkRequest::parse(entry))))
     }
 

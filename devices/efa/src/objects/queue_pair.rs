@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::error::{ObjectError, ObjectKind};
 use super::event_counter::{Attachment, QueuePairEvent};
 use super::queue_pair_state::{QueuePairKind, QueuePairState};
-use super::rings::{ReceiveRing, SendRing};
+use super::rings::Ring;
 use super::slots::Slots;
 use crate::limits;
 use crate::work::job::{Job, Jobs, Wait};
@@ -85,8 +85,8 @@ pub(crate) struct QueuePair {
     pub(crate) qkey: u32,
     pub(super) sq_psn: u32,
     pub(crate) rnr_retry: u8,
-    pub(crate) send: SendRing,
-    pub(crate) receive: ReceiveRing,
+    pub(crate) send: Ring,
+    pub(crate) receive: Ring,
     /// The event counters that count its events.
     pub(super) counters: Vec<Attachment>,
     /// The work requests of the send queue that are in progress.

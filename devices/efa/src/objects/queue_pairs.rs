@@ -7,7 +7,7 @@ use super::queue_pair::{
     QueuePairAttributes, slot,
 };
 use super::queue_pair_state::QueuePairState;
-use super::rings::{ReceiveRing, SendRing};
+use super::rings::Ring;
 use crate::limits;
 use crate::memory_bar::Doorbell;
 use crate::work::job::Jobs;
@@ -30,8 +30,8 @@ impl Objects {
         let send_completions = self.existing_queue(parameters.send_completions)?;
         let receive_completions = self.existing_queue(parameters.receive_completions)?;
         let slot = self.queue_pairs.free_slot(uar)?;
-        let send = SendRing::new(slot, parameters.send_entries, parameters.send_bytes)?;
-        let receive = ReceiveRing::new(parameters.receive_address, parameters.receive_bytes)?;
+        let send = Ring::for_sends(slot, parameters.send_entries, parameters.send_bytes)?;
+        let receive = Ring::for_receives(parameters.receive_address, parameters.receive_bytes)?;
         let number = self.queue_pairs.next_number(slot);
         let pair = QueuePair {
             number,

@@ -11,45 +11,36 @@ use crate::memory_bar;
 const DESCRIPTOR_BYTES: u32 = 16;
 const _: () = assert!(DESCRIPTOR_BYTES as usize == RECEIVE_DESCRIPTOR_BYTES);
 
-/// The send queue of a queue pair, in the memory of BAR2.
+/// The entries that a driver posts to a send queue, in the memory of BAR2, or to a receive queue,
+/// in memory of the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SendRing {
-    /// Its offset in the BAR.
-    offset: u64,
+pub(crate) struct Ring {
+    /// The address of the first entry, or its offset in BAR2.
+    start: u64,
     entries: u16,
     pub(crate) entry_bytes: usize,
-    position: Position,
-}
-
-/// The receive queue of a queue pair, in memory of the host.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReceiveRing {
-    address: u64,
-    descriptors: u16,
-    position: Position,
-}
-
-/// The position of a ring, in entries modulo 2^16.
-#[derive(Clone, Copy, Debug, Default)]
-struct Position {
+    /// Numbers of entries that have been taken and posted, modulo 2^16.
     taken: u16,
     posted: u16,
-}
-
-impl Position {
-    /// Returns the number of waiting entries, or `None` if there are more than the ring has: its
-    /// doorbell is wrong.
-    fn waiting(self, entries: u16) -> Option<u16> {
-        Some(self.posted.wrapping_sub(self.taken)).filter(|waiting| *waiting <= entries)
-    }
 }
 
 /// More entries were posted than a ring has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooManyPosted;
 
-impl SendRing {
-    pub(super) fn new(slot: u16, entries: u32, bytes: u32) -> Result<Self, ObjectError> {
+impl Ring {
+    fn new(start: u64, entries: u16, entry_bytes: usize) -> Self {
+        Self {
+            start,
+            entries,
+            entry_bytes,
+            taken: 0,
+            posted: 0,
+        }
+    }
+
+    /// Makes the send queue of this slot.
+    pub(super) fn for_sends(slot: u16, entries: u32, bytes: u32) -> Result<Self, ObjectError> {
         let entry_bytes = bytes.checked_div(entries).unwrap_or(0);
         let possible = [SEND_ENTRY_BYTES, LONG_SEND_ENTRY_BYTES]
             .iter()
@@ -60,55 +51,13 @@ impl SendRing {
         {
             return Err(invalid("bytes of a send queue", bytes));
         }
-        Ok(Self {
-            offset: memory_bar::send_queue(slot),
-            entries: ring_length("depth of a send queue", entries)?,
-            entry_bytes: entry_bytes as usize,
-            position: Position::default(),
-        })
+        let entries = ring_length("depth of a send queue", entries)?;
+        let start = memory_bar::send_queue(slot);
+        Ok(Self::new(start, entries, entry_bytes as usize))
     }
 
-    /// Takes this value of the doorbell.
-    pub(crate) fn set_posted(&mut self, doorbell: u32) {
-        self.position.posted = low_half(doorbell);
-    }
-
-    /// Returns the offset in BAR2 of the next entry, if one is posted.
-    pub(crate) fn next(&self) -> Result<Option<u64>, TooManyPosted> {
-        let waiting = self.position.waiting(self.entries).ok_or(TooManyPosted)?;
-        let slot = self.position.taken % self.entries.max(1);
-        let offset = self.offset + u64::from(slot) * self.entry_bytes as u64;
-        Ok((waiting > 0).then_some(offset))
-    }
-
-    /// Returns the number of entries.
-    pub(crate) fn entries(&self) -> u16 {
-        self.entries
-    }
-
-    /// Takes the next entry.
-    pub(crate) fn advance(&mut self) {
-        self.position.taken = self.position.taken.wrapping_add(1);
-    }
-
-    /// Returns the number of entries that have been taken, modulo 2^16.
-    pub(crate) fn taken(&self) -> u16 {
-        self.position.taken
-    }
-
-    /// Discards the posted entries.
-    pub(crate) fn discard(&mut self) {
-        self.position.taken = self.position.posted;
-    }
-
-    /// Resets the ring: nothing is posted, and nothing is taken.
-    pub(super) fn reset(&mut self) {
-        self.position = Position::default();
-    }
-}
-
-impl ReceiveRing {
-    pub(super) fn new(address: u64, bytes: u32) -> Result<Self, ObjectError> {
+    /// Makes the receive queue at this address.
+    pub(super) fn for_receives(address: u64, bytes: u32) -> Result<Self, ObjectError> {
         let descriptors = bytes / DESCRIPTOR_BYTES;
         let is_whole = bytes % DESCRIPTOR_BYTES == 0;
         if !is_whole || descriptors > limits::RECEIVE_QUEUE_DESCRIPTORS {
@@ -119,40 +68,50 @@ impl ReceiveRing {
             let parameter = "address of a receive queue";
             check_ring(parameter, address, descriptors, RECEIVE_DESCRIPTOR_BYTES)?;
         }
-        Ok(Self {
-            address,
-            descriptors,
-            position: Position::default(),
-        })
+        Ok(Self::new(address, descriptors, RECEIVE_DESCRIPTOR_BYTES))
     }
 
     /// Takes this value of the doorbell.
     pub(crate) fn set_posted(&mut self, doorbell: u32) {
-        self.position.posted = low_half(doorbell);
+        let [low, high, ..] = doorbell.to_le_bytes();
+        self.posted = u16::from_le_bytes([low, high]);
     }
 
-    /// Returns the address of the descriptor that is `ahead` behind the next one, if it is posted.
+    /// Returns the address of the entry that is `ahead` behind the next one, if it is posted. Fails
+    /// if more are posted than the ring has: its doorbell is wrong.
     pub(crate) fn peek(&self, ahead: u16) -> Result<Option<u64>, TooManyPosted> {
-        let waiting = self.position.waiting(self.descriptors);
-        let waiting = waiting.ok_or(TooManyPosted)?;
-        let slot = self.position.taken.wrapping_add(ahead) % self.descriptors.max(1);
-        let address = self.address + u64::from(slot) * RECEIVE_DESCRIPTOR_BYTES as u64;
+        let waiting = self.posted.wrapping_sub(self.taken);
+        if waiting > self.entries {
+            return Err(TooManyPosted);
+        }
+        let index = self.taken.wrapping_add(ahead) % self.entries.max(1);
+        let address = self.start + u64::from(index) * self.entry_bytes as u64;
         Ok((ahead < waiting).then_some(address))
     }
 
-    /// Takes the next descriptors.
-    pub(crate) fn advance(&mut self, count: u16) {
-        self.position.taken = self.position.taken.wrapping_add(count);
+    /// Returns the number of entries.
+    pub(crate) fn entries(&self) -> u16 {
+        self.entries
     }
 
-    /// Discards the posted descriptors.
+    /// Takes the next entries.
+    pub(crate) fn advance(&mut self, count: u16) {
+        self.taken = self.taken.wrapping_add(count);
+    }
+
+    /// Returns the number of entries that have been taken, modulo 2^16.
+    pub(crate) fn taken(&self) -> u16 {
+        self.taken
+    }
+
+    /// Discards the posted entries.
     pub(crate) fn discard(&mut self) {
-        self.position.taken = self.position.posted;
+        self.taken = self.posted;
     }
 
     /// Resets the ring: nothing is posted, and nothing is taken.
     pub(super) fn reset(&mut self) {
-        self.position = Position::default();
+        *self = Self::new(self.start, self.entries, self.entry_bytes);
     }
 }
 
@@ -179,9 +138,4 @@ fn ring_length(parameter: &'static str, entries: u32) -> Result<u16, ObjectError
     length
         .filter(|length| *length == 0 || length.is_power_of_two())
         .ok_or_else(|| invalid(parameter, entries))
-}
-
-fn low_half(doorbell: u32) -> u16 {
-    let [low, high, ..] = doorbell.to_le_bytes();
-    u16::from_le_bytes([low, high])
 }

@@ -281,7 +281,7 @@ fn queue_pair_without_queues_is_possible() {
     });
     let pair = objects.queue_pairs.get(pair.unwrap()).unwrap();
     assert_eq!(
-        (pair.send.next(), pair.receive.peek(0)),
+        (pair.send.peek(0), pair.receive.peek(0)),
         (Ok(None), Ok(None))
     );
 }

@@ -414,7 +414,7 @@ fn pair_that_was_reset_starts_from_the_beginning() {
     );
     let pair = adapter.path.objects();
     let pair = pair.queue_pairs.get(a.number).unwrap();
-    assert_eq!((pair.send.taken(), pair.send.next()), (0, Ok(None)));
+    assert_eq!((pair.send.taken(), pair.send.peek(0)), (0, Ok(None)));
 }
 
 #[test]
