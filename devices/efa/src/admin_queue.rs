@@ -8,7 +8,7 @@ use peerbar_efa_spec::admin::{
 use thiserror::Error;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::entry::write_word_last;
+use crate::entry::{ring_entry, write_word_last};
 use crate::registers::AdminSetup;
 
 /// Maximum number of entries of an admin queue. Linux' driver uses 32.
@@ -75,9 +75,9 @@ pub(crate) type Answer = [u8; ANSWER_BYTES];
 pub(crate) struct AdminQueue {
     submission: u64,
     completion: u64,
-    /// Number of entries of each, as a power of two.
-    depth_log: u32,
-    completion_depth_log: u32,
+    /// Number of entries of each, a power of two.
+    depth: u16,
+    completion_depth: u16,
     entry_bytes: usize,
     /// Number of commands fetched, modulo 2^16.
     taken: u16,
@@ -101,8 +101,8 @@ impl AdminQueue {
         Ok(Self {
             submission: setup.submission,
             completion: setup.completion,
-            depth_log: submission.depth().ilog2(),
-            completion_depth_log: completion.depth().ilog2(),
+            depth: submission.depth(),
+            completion_depth: completion.depth(),
             entry_bytes,
             taken: 0,
             posted: 0,
@@ -116,7 +116,7 @@ impl AdminQueue {
         requester: &Requester,
         submitted: u16,
     ) -> Result<Option<Command>, QueueError> {
-        let depth = 1 << self.depth_log;
+        let depth = self.depth;
         match submitted.wrapping_sub(self.taken) {
             0 => return Ok(None),
             waiting if waiting > depth => {
@@ -128,8 +128,8 @@ impl AdminQueue {
             }
             _ => {}
         }
-        let (index, phase) = ring_index(self.taken, self.depth_log);
-        let address = entry_address(self.submission, index, self.entry_bytes);
+        let (start, taken) = (self.submission, self.taken.into());
+        let (address, phase) = ring_entry(start, depth, self.entry_bytes, taken);
         let mut entry = [0; WIDE_ENTRY_BYTES];
         let fetched = entry.get_mut(..self.entry_bytes).unwrap_or_default();
         let tag = Tag::new(Purpose::Command, Origin::Queue(QUEUE));
@@ -145,7 +145,8 @@ impl AdminQueue {
         command: &Command,
         outcome: Result<Answer, Status>,
     ) -> Result<(), QueueError> {
-        let (index, phase) = ring_index(self.posted, self.completion_depth_log);
+        let (start, depth) = (self.completion, self.completion_depth);
+        let (address, phase) = ring_entry(start, depth, ENTRY_BYTES, self.posted.into());
         let (status, answer) = match outcome {
             Ok(answer) => (Status::Success, answer),
             Err(status) => (status, [0; ANSWER_BYTES]),
@@ -162,7 +163,6 @@ impl AdminQueue {
         head.copy_from_slice(header.as_bytes());
         tail.copy_from_slice(&answer);
         header.checksum = checksum(&entry).into();
-        let address = entry_address(self.completion, index, ENTRY_BYTES);
         let tag = Tag::new(Purpose::Completion, command.origin());
         let (head, _) = entry.split_at_mut(size_of::<CompletionHeader>());
         head.copy_from_slice(header.as_bytes());
@@ -172,18 +172,6 @@ impl AdminQueue {
         self.posted = self.posted.wrapping_add(1);
         Ok(())
     }
-}
-
-/// Returns the index of the entry after `count` others in a ring, and the phase of that entry.
-fn ring_index(count: u16, depth_log: u32) -> (u16, bool) {
-    let index = count & ((1 << depth_log) - 1);
-    (index, count >> depth_log & 1 == 0)
-}
-
-/// Returns the address of the entry of that index. The route refuses an address that wraps around,
-/// like any address that is not memory.
-fn entry_address(base: u64, index: u16, bytes: usize) -> u64 {
-    base.wrapping_add(u64::from(index) * bytes as u64)
 }
 
 fn parse(entry: &[u8], phase: bool) -> Command {
@@ -248,15 +236,6 @@ mod tests {
                 .to_string();
             assert!(message.contains("power of two"), "{message}");
         }
-    }
-
-    #[test]
-    fn phase_changes_with_each_round() {
-        assert_eq!(ring_index(0, 5), (0, true));
-        assert_eq!(ring_index(31, 5), (31, true));
-        assert_eq!(ring_index(32, 5), (0, false));
-        assert_eq!(ring_index(u16::MAX, 5), (31, false));
-        assert_eq!(ring_index(0, 12), (0, true), "as after the counter wrapped");
     }
 
     #[test]

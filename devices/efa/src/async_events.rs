@@ -7,7 +7,7 @@ use peerbar_dma::{DmaError, Purpose, Requester};
 use peerbar_efa_spec::admin::event_queue::{AsyncEvent, EventGroup};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::entry::write_word_last;
+use crate::entry::{ring_entry, write_word_last};
 use crate::registers::EventSetup;
 
 /// Interval of keep-alive events. The driver counts them and sets no limit.
@@ -99,17 +99,16 @@ impl AsyncEvents {
             log::debug!("event of group {group:?} is lost: the driver has consumed {consumed:#x}");
             return Ok(false);
         }
-        let depth = u32::from(self.depth);
+        let (start, posted) = (self.address, self.posted);
+        let (address, phase) = ring_entry(start, self.depth, ENTRY_BYTES, posted);
         let time = now.saturating_duration_since(self.started);
         let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let [a, b, c, d, e, f, g, h] = time.to_le_bytes();
         let mut event = AsyncEvent::new_zeroed();
         event.group = (group as u16).into();
-        event.phase = u8::from((self.posted / depth) % 2 == 0);
+        event.phase = phase.into();
         event.timestamp_low = u32::from_le_bytes([a, b, c, d]).into();
         event.timestamp_high = u32::from_le_bytes([e, f, g, h]).into();
-        let offset = u64::from(self.posted % depth) * ENTRY_BYTES as u64;
-        let address = self.address.wrapping_add(offset);
         write_word_last(event.as_bytes(), PHASE, |offset, part| {
             requester.write(Purpose::Completion, address.wrapping_add(offset), part)
         })?;

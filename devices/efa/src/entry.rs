@@ -1,4 +1,4 @@
-//! Entries that a driver polls in its memory: one word, such as the one with the phase, tells that
+//! Entries of the rings that a driver polls in its memory: one word, such as the one with the phase, tells that
 //! the rest is there.
 
 /// Number of bytes that become visible at once, wherever they are. QEMU may execute a longer write
@@ -23,9 +23,29 @@ pub(crate) fn write_word_last<E>(
     Ok(())
 }
 
+/// Returns the address and the phase of the entry after `count` others in a ring, whose length is a
+/// power of two. The route refuses an address that wraps around, like any address that is not
+/// memory.
+pub(crate) fn ring_entry(start: u64, entries: u16, entry_bytes: usize, count: u32) -> (u64, bool) {
+    let entries = u32::from(entries);
+    let offset = u64::from(count % entries) * entry_bytes as u64;
+    (start.wrapping_add(offset), (count / entries) % 2 == 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn phase_changes_with_each_round_of_a_ring() {
+        let entry = |count: u16, entries| ring_entry(0x1000, entries, 1, count.into());
+        assert_eq!(entry(0, 32), (0x1000, true));
+        assert_eq!(entry(31, 32), (0x101f, true));
+        assert_eq!(entry(32, 32), (0x1000, false));
+        assert_eq!(entry(u16::MAX, 32), (0x101f, false));
+        let after_the_counter_wrapped = entry(0, 4096);
+        assert_eq!(after_the_counter_wrapped, (0x1000, true));
+    }
 
     /// Returns the parts of an entry in the order in which they are written.
     fn written(entry: &[u8], word: usize) -> Vec<(u64, Vec<u8>)> {

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
 use super::turn::Turn;
-use crate::entry::write_word_last;
+use crate::entry::{ring_entry, write_word_last};
 use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent};
 use crate::work::request::RequestId;
 
@@ -276,10 +276,8 @@ impl Turn<'_> {
             let Some(completion_queue) = next.filter(|_| queue.has_room()) else {
                 break;
             };
-            let entries = u32::from(queue.entries);
-            let slot = u64::from(queue.produced % entries);
-            let address = queue.address + slot * EVENT_BYTES as u64;
-            let phase = (queue.produced / entries) % 2 == 0;
+            let (start, produced) = (queue.address, queue.produced);
+            let (address, phase) = ring_entry(start, queue.entries, EVENT_BYTES, produced);
             let entry = EventEntry {
                 common: EventCommon::new().with_phase(phase),
                 reserved: U32::ZERO,

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use peerbar_efa_spec::completion::EXTENDED_ENTRY_BYTES;
 
+use crate::entry::ring_entry;
+
 /// The doorbell of a queue that is only polled, until user space writes it. It is read when the
 /// queue is full for the first time. By then a program that has consumed anything has written an
 /// index other than 0, since a queue has fewer than 2^16 entries.
@@ -58,10 +60,7 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     /// Returns the address and the phase of the next entry.
     pub(crate) fn next_entry(&self) -> (u64, bool) {
-        let entries = u32::from(self.entries);
-        let slot = u64::from(self.produced % entries);
-        let address = self.address + slot * self.entry_bytes as u64;
-        (address, (self.produced / entries) % 2 == 0)
+        ring_entry(self.address, self.entries, self.entry_bytes, self.produced)
     }
 
     /// Returns the number of entries that wait for user space, as far as it is known.
