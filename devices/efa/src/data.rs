@@ -30,10 +30,13 @@ mod arrivals;
 mod completions;
 mod event_counters;
 mod fast_regions;
+mod local;
+mod loopback;
+mod peers;
 mod remote;
 mod requester;
 mod responder;
-mod staging;
+mod send_queue;
 mod statistics;
 mod transfers;
 mod turn;
@@ -43,13 +46,12 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
-use peerbar_dma::{BusMastering, MemoryFile, Requester};
+use peerbar_dma::{MemoryFile, Requester};
 use peerbar_fabric::{AttachError, Attachment, Link, LinkStatistics};
 use peerbar_pci::Interrupts;
 
@@ -58,9 +60,10 @@ pub use statistics::Statistics;
 use crate::doorbells::Doorbells;
 use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, Objects};
-use crate::work::staging::Staging;
+use local::Local;
+use peers::Peers;
 use transfers::Transfers;
-use turn::WorkerState;
+
 use wire::{FabricWire, Mailbox, Wire};
 #[cfg(feature = "stepped")]
 pub(crate) use worker::NextTurn;
@@ -107,7 +110,7 @@ impl DataPath {
         let path = Self {
             objects: Arc::new(Mutex::new(Objects::new(
                 doorbells.clone(),
-                setup.bar_memory.clone(),
+                setup.bar_memory,
             ))),
             doorbells: doorbells.clone(),
             statistics: Arc::default(),
@@ -120,21 +123,14 @@ impl DataPath {
             objects: path.objects.clone(),
             doorbells,
             statistics: path.statistics.clone(),
-            state: WorkerState {
+            local: Local {
                 gid: setup.gid,
                 transfers: Transfers::new(setup.requester),
                 interrupts: setup.interrupts,
-                bar_memory: setup.bar_memory,
-                order: setup.seed.map(fastrand::Rng::with_seed),
                 statistics: Statistics::default(),
-                wire: path.wire.clone(),
-                mailbox: path.mailbox.clone(),
-                staging: Staging::default(),
-                staged: 0,
-                sent: HashMap::new(),
-                ids: 0,
-                bus: BusMastering::default(),
             },
+            peers: Peers::new(path.wire.clone(), path.mailbox.clone()),
+            order: setup.seed.map(fastrand::Rng::with_seed),
         };
         Ok((path, worker))
     }

@@ -52,9 +52,9 @@ use slots::{Slots, UserCount};
 
 /// All objects of an adapter.
 pub struct Objects {
-    doorbells: Arc<Doorbells>,
+    pub(crate) doorbells: Arc<Doorbells>,
     /// The memory of BAR2, which contains the send queues.
-    bar_memory: Arc<MemoryFile>,
+    pub(crate) bar_memory: Arc<MemoryFile>,
     uars: Slots<UserCount>,
     protection_domains: Slots<UserCount>,
     pub(crate) address_handles: Slots<AddressHandle>,

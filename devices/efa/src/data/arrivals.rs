@@ -5,53 +5,79 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use zerocopy::FromBytes;
 
-use super::remote::InFlight;
-use super::responder::{self, Payload, Sender};
-use super::turn::Turn;
-use super::wire::{Arrival, Mail};
-use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind};
+use super::peers::{InFlight, SentPacket};
+use super::requester::Requester;
+use super::responder::{self, Responder, Sender};
+use super::transfers::Payload;
+use super::turn::{STAGED_IN_A_TURN, Turn};
+use super::wire::{Answer, Arrival, Mail};
+use crate::objects::{BusSegment, Need, QueuePairEvent, QueuePairKind};
+use crate::work::job::{Step, Wait};
 use crate::work::packet::{self, Packet, Refusal, Verb};
-use crate::work::staging::SlotName;
+use crate::work::staging::{SlotName, Staging};
 
-/// Limits of the packets and of the answers that are taken in one turn, and the number of bytes
-/// copied from or to slots after which it ends.
+/// Limits of the packets and of the answers that are taken in one turn.
 const MAIL: usize = 32;
-pub(super) const STAGED_IN_A_TURN: u64 = 1 << 20;
 
 impl Turn<'_> {
     /// Takes packets and answers of other adapters.
     pub(super) fn take_mail(&mut self) {
-        if let Some(wire) = self.state.wire.get() {
+        if let Some(wire) = self.peers.wire.get() {
             wire.receive();
         }
         for _ in 0..MAIL {
-            let Some((token, answer)) = self.state.mailbox.next_answer() else {
+            let Some((token, answer)) = self.peers.mailbox.next_answer() else {
                 break;
             };
-            match self.state.sent.remove(&token) {
+            match self.peers.in_flight.remove(&token) {
                 Some(InFlight::Packet(sent)) => self.take_answer(&sent, answer),
                 Some(InFlight::Buffer { gid, number }) => {
                     let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
-                    let staging = &mut self.state.staging;
+                    let staging = &mut self.peers.staging;
                     staging.take_answer(gid, number, is_taken, self.now);
                 }
                 None => {}
             }
-            if self.state.staged >= STAGED_IN_A_TURN {
+            if self.local.transfers.staged >= STAGED_IN_A_TURN {
                 break;
             }
         }
-        self.wake_slot_waiters();
+        self.peers.wake_slot_waiters(&mut self.objects.queue_pairs);
         for _ in 0..MAIL {
-            match self.state.mailbox.next_mail() {
+            match self.peers.mailbox.next_mail() {
                 Some(Mail::Packet(arrival)) => self.take_arrival(arrival),
-                Some(Mail::Gone(gid)) => self.state.staging.forget(gid),
+                Some(Mail::Gone(gid)) => self.peers.staging.forget(gid),
                 None => break,
             }
-            if self.state.staged >= STAGED_IN_A_TURN {
+            if self.local.transfers.staged >= STAGED_IN_A_TURN {
                 break;
             }
         }
+    }
+
+    /// Takes the outcome of a packet of a work request.
+    fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
+        if let Some(slot) = sent.slot.as_ref().filter(|_| answer.is_err()) {
+            // Without an answer the other adapter may still use it.
+            let staging = &mut self.peers.staging;
+            staging.give_up_buffer_of(sent.gid, slot, self.now);
+        }
+        let Ok(pair) = self.objects.queue_pairs.get_mut(sent.pair) else {
+            return;
+        };
+        // The job is missing if its queue pair was reset or is in error.
+        let Some((index, mut job)) = pair.jobs.take_one(sent.job) else {
+            return;
+        };
+        let requester = Requester::new(self.local.gid, pair, &job);
+        let mut request = self.remote(&requester, sent.gid, &mut job);
+        let wait = match request.take_answer(sent, answer) {
+            Step::After(wait) => wait,
+            _ => Wait::Turn,
+        };
+        let pairs = &mut self.objects.queue_pairs;
+        pairs.put_back(sent.pair, index, job, wait);
+        pairs.make_ready(sent.pair);
     }
 
     /// Executes a packet of another adapter, and answers it if an answer is wanted.
@@ -68,135 +94,137 @@ impl Turn<'_> {
             return log::debug!("a datagram from {from} is not a message");
         }
         let outcome = match packet.verb {
-            Verb::Share => self.share_arrived(&packet, from, arrival.descriptors),
-            _ => self.carry_out(&packet, from, kind, payload),
+            Verb::Share => self.peers.share_arrived(&packet, from, arrival.descriptors),
+            _ => Inbound {
+                packet: &packet,
+                sender: Sender {
+                    gid: from,
+                    pair: packet.source,
+                    kind,
+                    qkey: packet.qkey,
+                },
+                payload,
+                responder: Responder {
+                    objects: self.objects,
+                    local: self.local,
+                },
+                staging: &self.peers.staging,
+            }
+            .execute(),
         };
-        let outcome = outcome.map(|answer| self.with_count(&packet, answer));
-        self.state.transfers.session.release();
+        self.local.transfers.session.release();
         if let Some(reply) = arrival.reply {
             reply(outcome.unwrap_or_else(packet::refused));
         }
     }
+}
 
+/// A packet of another adapter to a queue pair.
+struct Inbound<'a> {
+    packet: &'a Packet,
+    sender: Sender,
+    payload: &'a [u8],
+    responder: Responder<'a>,
+    staging: &'a Staging,
+}
+
+impl Inbound<'_> {
     /// Executes a packet. Returns the answer, or the status of a failure.
-    fn carry_out(
-        &mut self,
-        packet: &Packet,
-        from: Gid,
-        kind: QueuePairKind,
-        data: &[u8],
-    ) -> Result<Vec<u8>, Refusal> {
-        let sender = Sender {
-            gid: from,
-            pair: packet.source,
-            kind,
-            qkey: packet.qkey,
-        };
-        let (to, payload) = (packet.destination, Payload::Bytes(data));
+    fn execute(&mut self) -> Result<Vec<u8>, Refusal> {
+        let Self {
+            packet,
+            sender,
+            payload,
+            responder,
+            ..
+        } = self;
+        let (to, payload) = (packet.destination, Payload::Bytes(payload));
         let mut answer = packet::done(&[]);
         match packet.verb {
-            Verb::Message => self.receive_message(&sender, to, packet.immediate, payload)?,
+            Verb::Message => {
+                responder.receive_message(sender, to, packet.immediate, payload)?;
+            }
             Verb::Announce => {
                 let immediate = packet.immediate.unwrap_or(0);
-                self.receive_immediate(&sender, to, immediate, packet.total)?;
-                self.count_event(to, QueuePairEvent::Remote(Operation::RdmaWrite));
+                responder.receive_immediate(sender, to, immediate, packet.total)?;
+                let event = QueuePairEvent::Remote(Operation::RdmaWrite);
+                responder.completions().count_event(to, event);
             }
-            Verb::CountRead => self.count_remote(&sender, to, Operation::RdmaRead)?,
-            Verb::CountWrite => self.count_remote(&sender, to, Operation::RdmaWrite)?,
-            Verb::Write if packet.is_staged => self.write_staged(packet, &sender, data)?,
-            Verb::Read if packet.is_staged => self.read_staged(packet, &sender, data)?,
+            Verb::CountRead => responder.count_remote(sender, to, Operation::RdmaRead)?,
+            Verb::CountWrite => responder.count_remote(sender, to, Operation::RdmaWrite)?,
+            Verb::Write if packet.is_staged => self.write_staged()?,
+            Verb::Read if packet.is_staged => self.read_staged()?,
             Verb::Write => {
-                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
-                self.write_memory(&sender, to, packet.part, payload)?;
+                let whole = (packet.whole(), Need::RemoteWrite);
+                responder.check_remote_buffer(sender, to, whole)?;
+                responder.write_memory(sender, to, packet.part, payload)?;
             }
             Verb::Read => {
-                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
-                answer.extend(self.read_memory(packet, &sender, to)?);
+                let whole = (packet.whole(), Need::RemoteRead);
+                responder.check_remote_buffer(sender, to, whole)?;
+                answer.extend(responder.read_memory(sender, to, packet.part)?);
             }
             Verb::Share => return Err(CompletionStatus::RemoteBadStatus.into()),
+        }
+        if self.is_counted() {
+            packet::ask_to_count(&mut answer);
         }
         Ok(answer)
     }
 
-    /// Returns the answer to a part of a transfer. The answer asks for a report of the transfer's
-    /// end if this side counts it. A write with immediate data is announced anyway.
-    fn with_count(&self, packet: &Packet, mut answer: Vec<u8>) -> Vec<u8> {
-        let operation = match (packet.verb, packet.immediate) {
+    /// Returns `true` if the requester must report the end of the transfer, because this side counts
+    /// it. A write with immediate data is announced anyway.
+    fn is_counted(&self) -> bool {
+        let operation = match (self.packet.verb, self.packet.immediate) {
             (Verb::Read, _) => Operation::RdmaRead,
             (Verb::Write, None) => Operation::RdmaWrite,
-            _ => return answer,
+            _ => return false,
         };
         let event = QueuePairEvent::Remote(operation);
-        let pair = self.objects.queue_pairs.get(packet.destination);
-        if pair.is_ok_and(|pair| pair.counter_of(event).is_some()) {
-            packet::ask_to_count(&mut answer);
-        }
-        answer
+        let pairs = &self.responder.objects.queue_pairs;
+        let pair = pairs.get(self.packet.destination);
+        pair.is_ok_and(|pair| pair.counter_of(event).is_some())
     }
 
-    /// Reads a part of memory for another adapter.
-    fn read_memory(
-        &mut self,
-        packet: &Packet,
-        sender: &Sender,
-        to: u16,
-    ) -> Result<Vec<u8>, CompletionStatus> {
-        let segments = self.remote_buffer(sender, to, (packet.part, Need::RemoteRead))?;
-        let data = self.state.transfers.read(responder::tag(to), &segments);
-        let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
-        self.state.statistics.read_response_bytes += data.len() as u64;
-        self.state.statistics.packet_bytes += data.len() as u64;
-        self.count_sent(packet.part.bytes);
-        Ok(data)
-    }
-
-    /// Writes a part of memory for another adapter, from its slot.
-    fn write_staged(
-        &mut self,
-        packet: &Packet,
-        sender: &Sender,
-        payload: &[u8],
-    ) -> Result<(), Refusal> {
-        let (to, part) = (packet.destination, packet.part);
-        let (segments, slot) = self.staged_part(packet, sender, payload, Need::RemoteWrite)?;
+    /// Writes a part of memory from its slot.
+    fn write_staged(&mut self) -> Result<(), Refusal> {
+        let (segments, slot) = self.staged_part(Need::RemoteWrite)?;
+        let (tag, bytes) = (
+            responder::tag(self.packet.destination),
+            self.packet.part.bytes,
+        );
+        let local = &mut self.responder.local;
         let status = CompletionStatus::RemoteBadAddress;
-        self.take_from_slot(responder::tag(to), &slot, &segments, status)?;
-        self.count_received(part.bytes as usize);
-        self.state.statistics.write_received_bytes += u64::from(part.bytes);
+        local.transfers.take_from(tag, &slot, &segments, status)?;
+        local.statistics.count_received(bytes as usize);
+        local.statistics.write_received_bytes += u64::from(bytes);
         Ok(())
     }
 
-    /// Reads a part of memory for another adapter, into its slot.
-    fn read_staged(
-        &mut self,
-        packet: &Packet,
-        sender: &Sender,
-        payload: &[u8],
-    ) -> Result<(), Refusal> {
-        let (to, part) = (packet.destination, packet.part);
-        let (segments, slot) = self.staged_part(packet, sender, payload, Need::RemoteRead)?;
+    /// Reads a part of memory into its slot.
+    fn read_staged(&mut self) -> Result<(), Refusal> {
+        let (segments, slot) = self.staged_part(Need::RemoteRead)?;
+        let (tag, bytes) = (
+            responder::tag(self.packet.destination),
+            self.packet.part.bytes,
+        );
+        let local = &mut self.responder.local;
         let status = CompletionStatus::RemoteBadAddress;
-        self.put_into_slot(responder::tag(to), &segments, &slot, status)?;
-        let statistics = &mut self.state.statistics;
-        statistics.read_response_bytes += u64::from(part.bytes);
-        statistics.staged_bytes += u64::from(part.bytes);
-        self.count_sent(part.bytes);
+        local.transfers.put_into(tag, &segments, &slot, status)?;
+        local.statistics.read_response_bytes += u64::from(bytes);
+        local.statistics.staged_bytes += u64::from(bytes);
+        local.statistics.count_sent(bytes);
         Ok(())
     }
 
-    /// Returns the memory of a part, and the slot that its packet names.
-    fn staged_part(
-        &mut self,
-        packet: &Packet,
-        sender: &Sender,
-        payload: &[u8],
-        need: Need,
-    ) -> Result<(Vec<BusSegment>, Span), Refusal> {
-        let to = packet.destination;
-        self.check_remote_buffer(sender, to, (packet.whole(), need))?;
-        let segments = self.remote_buffer(sender, to, (packet.part, need))?;
-        let name = SlotName::read_from_bytes(payload).ok();
-        let slot = name.and_then(|name| self.state.staging.shared(sender.gid, name));
+    /// Returns the memory of the part, and the slot that the packet names.
+    fn staged_part(&mut self, need: Need) -> Result<(Vec<BusSegment>, Span), Refusal> {
+        let (packet, sender) = (self.packet, &self.sender);
+        let (to, responder) = (packet.destination, &mut self.responder);
+        responder.check_remote_buffer(sender, to, (packet.whole(), need))?;
+        let segments = responder.remote_buffer(sender, to, (packet.part, need))?;
+        let name = SlotName::read_from_bytes(self.payload).ok();
+        let slot = name.and_then(|name| self.staging.shared(sender.gid, name));
         Ok((segments, slot.ok_or(Refusal::NotStaged)?))
     }
 }

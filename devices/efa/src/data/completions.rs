@@ -1,7 +1,7 @@
 //! Completions and events that the adapter writes into the queues of the guest, and the interrupts
 //! that follow.
 
-use peerbar_dma::{DmaError, Origin, Purpose, Tag};
+use peerbar_dma::Origin;
 use peerbar_efa_spec::completion::{
     CompletionCommon, CompletionDoorbell, CompletionFlags, CompletionStatus, EVENT_BYTES,
     EXTENDED_ENTRY_BYTES, EventCommon, EventEntry, ExtendedCompletion, NO_ADDRESS_HANDLE,
@@ -11,9 +11,9 @@ use peerbar_efa_spec::work::Operation;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
-use super::turn::Turn;
-use crate::entry::{ring_entry, write_word_last};
-use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent};
+use super::local::Local;
+use crate::entry::ring_entry;
+use crate::objects::{Gid, NEVER_WRITTEN, Objects, QueuePairEvent};
 use crate::work::request::RequestId;
 
 /// A message or an RDMA write that was received.
@@ -36,7 +36,13 @@ impl Received {
     }
 }
 
-impl Turn<'_> {
+/// Writes completions, events and event counters into the guest's memory.
+pub(super) struct CompletionWriter<'a> {
+    pub(super) objects: &'a mut Objects,
+    pub(super) local: &'a mut Local,
+}
+
+impl CompletionWriter<'_> {
     /// Ends a work request of this queue pair's send queue: counts it, and posts a completion if
     /// one is wanted or the request has failed.
     pub(super) fn end_send(
@@ -142,7 +148,7 @@ impl Turn<'_> {
         }
         if queue.outstanding() >= queue.entries {
             let doorbell = queue.polled_doorbell;
-            let written = doorbell.and_then(|offset| self.state.bar_memory.load(offset).ok());
+            let written = doorbell.and_then(|offset| self.objects.bar_memory.load(offset).ok());
             if let Some(value) = written {
                 queue.is_followed |= value != NEVER_WRITTEN;
                 queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
@@ -186,16 +192,17 @@ impl Turn<'_> {
                 self.announce(number);
                 return true;
             };
-            if self.state.keeps_entries() {
+            if self.local.transfers.keeps_entries() {
                 return true;
             }
             let bytes = entry.get(..queue.entry_bytes).unwrap_or(entry);
             match self
-                .state
+                .local
+                .transfers
                 .write_entry(Origin::Queue(*pair), *address, bytes)
             {
                 Ok(()) => drop(queue.kept.pop_front()),
-                Err(_) if self.state.keeps_entries() => return true,
+                Err(_) if self.local.transfers.keeps_entries() => return true,
                 Err(error) => {
                     log::debug!("completion queue {number}: {error}: {}", error.cause);
                     queue.kept.clear();
@@ -269,7 +276,7 @@ impl Turn<'_> {
     /// Writes the waiting events, as far as there is room.
     fn write_events(&mut self, number: u16) {
         while let Ok(queue) = self.objects.event_queues.get_mut(number) {
-            if self.state.keeps_entries() {
+            if self.local.transfers.keeps_entries() {
                 break;
             }
             let next = queue.waiting.front().copied();
@@ -284,9 +291,10 @@ impl Turn<'_> {
                 completion_queue: U16::new(completion_queue),
                 reserved2: [0; 6],
             };
-            let written = self
-                .state
-                .write_entry(Origin::Device, address, entry.as_bytes());
+            let written =
+                self.local
+                    .transfers
+                    .write_entry(Origin::Device, address, entry.as_bytes());
             if let Err(error) = written {
                 // It is written again when the queue is armed or bus mastering is on.
                 log::debug!("event queue {number}: {error}: {}", error.cause);
@@ -311,7 +319,7 @@ impl Turn<'_> {
         if queue.is_armed && queue.unannounced > 0 {
             queue.is_armed = false;
             queue.unannounced = 0;
-            self.state.interrupts.raise(queue.vector);
+            self.local.interrupts.raise(queue.vector);
         }
     }
 }
@@ -327,16 +335,5 @@ fn common(
         status: status as u8,
         flags,
         qp_num: U16::new(pair),
-    }
-}
-
-impl super::turn::WorkerState {
-    /// Writes an entry whose phase is in its first word.
-    fn write_entry(&mut self, origin: Origin, address: u64, entry: &[u8]) -> Result<(), DmaError> {
-        let tag = Tag::new(Purpose::Completion, origin);
-        let session = &mut self.transfers.session;
-        write_word_last(entry, 0, |offset, part| {
-            session.write_entries(tag, address.wrapping_add(offset), part, part.len())
-        })
     }
 }

@@ -3,10 +3,10 @@
 
 use peerbar_dma::{Origin, Purpose, Tag};
 
-use super::turn::Turn;
+use super::completions::CompletionWriter;
 use crate::objects::{QueuePairEvent, WORD_BYTES};
 
-impl Turn<'_> {
+impl CompletionWriter<'_> {
     /// Counts an event of a queue pair, if a counter for it is attached. If the word cannot be
     /// written, the queue pairs of the counter are put in error, as with a completion queue: they
     /// have no way to say what has ended. The same happens to queue pairs that count in it later,
@@ -24,7 +24,7 @@ impl Turn<'_> {
             return;
         }
         counter.value = counter.value.wrapping_add(1);
-        if self.state.keeps_entries() {
+        if self.local.transfers.keeps_entries() {
             return counter.is_kept = true;
         }
         self.write_counter(number, Origin::Queue(pair));
@@ -46,9 +46,9 @@ impl Turn<'_> {
         };
         let (address, word) = (counter.address, counter.value.to_le_bytes());
         let tag = Tag::new(Purpose::Completion, origin);
-        let session = &mut self.state.transfers.session;
+        let session = &mut self.local.transfers.session;
         let written = session.write_entries(tag, address, &word, WORD_BYTES);
-        counter.is_kept = written.is_err() && self.state.keeps_entries();
+        counter.is_kept = written.is_err() && self.local.transfers.keeps_entries();
         if counter.is_kept {
             return;
         }

@@ -6,11 +6,12 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
 use zerocopy::IntoBytes;
 
-use super::requester::{Requester, part_of, payload, tag, unreliable};
-use super::responder::Payload;
-use super::turn::Turn;
+use super::local::Local;
+use super::peers::{InFlight, Peers, SentPacket};
+use super::requester::{Requester, payload, unreliable};
+use super::transfers::Payload;
 use super::wire::{Answer, Token};
-use crate::objects::{Gid, Need, QueuePairKind};
+use crate::objects::{BusSegment, Gid, MemoryRegions, Need};
 use crate::work::job::{Job, PendingPacket, Sending, Step, Wait};
 use crate::work::next_packet::{NextPacket, may_be_staged, next_packet};
 use crate::work::packet::{self, PART_BYTES, Packet, Refusal, Verb};
@@ -23,97 +24,77 @@ const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// it.
 const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
 
-/// An unanswered request to another adapter.
-#[derive(Debug)]
-pub(super) enum InFlight {
-    /// A packet of a work request.
-    Packet(SentPacket),
-    /// A staging buffer.
-    Buffer { gid: Gid, number: u32 },
-}
-
-/// An unanswered packet of a work request.
-#[derive(Debug)]
-pub(super) struct SentPacket {
-    pair: u16,
-    job: u64,
+/// A work request to another adapter.
+pub(super) struct RemoteRequest<'a> {
+    pub(super) requester: &'a Requester,
     pub(super) gid: Gid,
-    pub(super) verb: Verb,
-    /// The part of the transfer.
-    pub(super) part: Part,
-    /// The slot of its payload.
-    pub(super) slot: Option<Slot>,
+    pub(super) job: &'a mut Job,
+    pub(super) regions: &'a MemoryRegions,
+    pub(super) local: &'a mut Local,
+    pub(super) peers: &'a mut Peers,
+    pub(super) now: Instant,
 }
 
-impl Turn<'_> {
-    /// Sends the next packet of a work request to another adapter.
-    pub(super) fn step_remote(&mut self, requester: &Requester, gid: Gid, job: &mut Job) -> Step {
-        if requester.sender.kind == QueuePairKind::Datagram {
-            let sent = self.send_datagram(requester, gid, job);
+impl RemoteRequest<'_> {
+    /// Sends its next packet.
+    pub(super) fn step(&mut self) -> Step {
+        if self.requester.is_datagram() {
+            let sent = self.send_datagram();
             return Step::Done(sent.map_or_else(unreliable, |()| CompletionStatus::Ok));
         }
-        if let Sending::Failed(_) = job.remote.sending {
-            return job.remote.ended();
+        let remote = &mut self.job.remote;
+        if let Sending::Failed(_) = remote.sending {
+            return remote.ended();
         }
-        job.remote.gid = Some(gid);
-        if let Sending::Busy { packet, since } = std::mem::take(&mut job.remote.sending) {
-            return self.send_packet(requester, gid, job, packet, since);
+        remote.gid = Some(self.gid);
+        if let Sending::Busy { packet, since } = std::mem::take(&mut remote.sending) {
+            return self.send_packet(packet, since);
         }
-        let stages = may_be_staged(&job.request) && self.stages(gid);
-        let Some(next) = next_packet(job, stages) else {
-            return job.remote.ended();
+        let session = &mut self.local.transfers.session;
+        let stages =
+            may_be_staged(&self.job.request) && self.peers.stages(self.gid, session, self.now);
+        let Some(next) = next_packet(self.job, stages) else {
+            return self.job.remote.ended();
         };
-        match self.pending_packet(requester, gid, job, next) {
-            Ok(Some(packet)) => self.send_packet(requester, gid, job, packet, self.now),
+        match self.pending_packet(next) {
+            Ok(Some(packet)) => self.send_packet(packet, self.now),
             Ok(None) => {
-                job.remote.sending = Sending::NeedsSlot;
-                self.state.staging.add_waiter(requester.sender.pair, gid);
+                self.job.remote.sending = Sending::NeedsSlot;
+                let pair = self.requester.sender.pair;
+                self.peers.staging.add_waiter(pair, self.gid);
                 Step::After(Wait::Answer)
             }
-            Err(status) => job.remote.fail(status),
+            Err(status) => self.job.remote.fail(status),
         }
     }
 
-    fn send_datagram(
-        &mut self,
-        requester: &Requester,
-        gid: Gid,
-        job: &mut Job,
-    ) -> Result<(), CompletionStatus> {
-        let whole = Part::whole(job.request.bytes);
-        let data = self.packet(requester, job, (Verb::Message, whole))?;
-        self.state.transfers.session.release();
-        let wire = self.state.wire.get();
+    fn send_datagram(&mut self) -> Result<(), CompletionStatus> {
+        let bytes = self.job.request.bytes;
+        let data = self.packet(Verb::Message, Part::whole(bytes))?;
+        self.local.transfers.session.release();
+        let wire = self.peers.wire.get();
         let wire = wire.ok_or(CompletionStatus::LocalUnreachableRemote)?;
-        let sent = wire.datagram(gid, &data);
-        job.moved = job.request.bytes;
-        self.count_sent(job.request.bytes);
-        self.state.statistics.packet_bytes += u64::from(job.request.bytes);
+        let sent = wire.datagram(self.gid, &data);
+        self.job.moved = bytes;
+        self.local.statistics.count_sent(bytes);
+        self.local.statistics.packet_bytes += u64::from(bytes);
         sent.map_err(|_| CompletionStatus::LocalUnreachableRemote)
     }
 
-    /// Sends one packet of a work request, or keeps it until it can be sent. It could not be sent
-    /// since `since`.
-    fn send_packet(
-        &mut self,
-        requester: &Requester,
-        gid: Gid,
-        job: &mut Job,
-        packet: PendingPacket,
-        since: Instant,
-    ) -> Step {
-        let token = Token(self.state.next_id());
-        self.state.transfers.session.release();
-        let wire = self.state.wire.get().ok_or(SendError::Lost);
-        let sent = wire.and_then(|wire| wire.request(gid, &packet.data, Vec::new(), token));
-        let Err(error) = sent else {
-            self.note_sent(requester, gid, job, packet, token);
-            return Step::Again;
+    /// Sends a packet, or keeps it until it can be sent. It could not be sent since `since`.
+    fn send_packet(&mut self, packet: PendingPacket, since: Instant) -> Step {
+        self.local.transfers.session.release();
+        let error = match self.peers.request(self.gid, &packet.data, Vec::new()) {
+            Ok(token) => {
+                self.note_sent(packet, token);
+                return Step::Again;
+            }
+            Err(error) => error,
         };
         let is_late = self.now.saturating_duration_since(since) >= BUSY_TIME_OUT;
-        job.remote.fail(match error {
+        self.job.remote.fail(match error {
             SendError::Busy if !is_late => {
-                job.remote.sending = Sending::Busy { packet, since };
+                self.job.remote.sending = Sending::Busy { packet, since };
                 return Step::After(Wait::Until(self.now + BUSY_WAIT));
             }
             SendError::Busy => CompletionStatus::LocalUnresponsiveRemote,
@@ -122,38 +103,32 @@ impl Turn<'_> {
         })
     }
 
-    /// Notes a packet of a work request that was sent and expects an answer.
-    fn note_sent(
-        &mut self,
-        requester: &Requester,
-        gid: Gid,
-        job: &mut Job,
-        packet: PendingPacket,
-        token: Token,
-    ) {
+    /// Notes a packet that was sent and expects an answer.
+    fn note_sent(&mut self, packet: PendingPacket, token: Token) {
         let (verb, part) = (packet.verb, packet.part);
         let is_staged = packet.slot.is_some();
         let sent = SentPacket {
-            pair: requester.sender.pair,
-            job: job.id,
-            gid,
+            pair: self.requester.sender.pair,
+            job: self.job.id,
+            gid: self.gid,
             verb,
             part,
             slot: packet.slot,
         };
-        self.state.sent.insert(token, InFlight::Packet(sent));
-        job.remote.outstanding += 1;
-        let before = job.remote.sent.unwrap_or(0);
+        self.peers.in_flight.insert(token, InFlight::Packet(sent));
+        let remote = &mut self.job.remote;
+        remote.outstanding += 1;
+        let before = remote.sent.unwrap_or(0);
         match verb {
-            Verb::Announce | Verb::CountRead | Verb::CountWrite => job.remote.is_reported = true,
-            _ => job.remote.sent = Some(before.max(part.offset + part.len)),
+            Verb::Announce | Verb::CountRead | Verb::CountWrite => remote.is_reported = true,
+            _ => remote.sent = Some(before.max(part.offset + part.len)),
         }
-        if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
+        if verb == Verb::Write || verb == Verb::Message && self.job.not_ready == 0 {
+            let statistics = &mut self.local.statistics;
             // A part that is sent again counts once.
             if part.offset >= before {
-                self.count_sent(part.len);
+                statistics.count_sent(part.len);
             }
-            let statistics = &mut self.state.statistics;
             match is_staged {
                 true => statistics.staged_bytes += u64::from(part.len),
                 false => statistics.packet_bytes += u64::from(part.len),
@@ -161,22 +136,18 @@ impl Turn<'_> {
         }
     }
 
-    /// Returns the next packet of a work request, with its payload or the payload's slot, or `None`
-    /// if it waits for a free slot.
+    /// Returns the next packet, with its payload or the payload's slot, or `None` if it waits for a
+    /// free slot.
     fn pending_packet(
         &mut self,
-        requester: &Requester,
-        gid: Gid,
-        job: &Job,
         next: NextPacket,
     ) -> Result<Option<PendingPacket>, CompletionStatus> {
         let NextPacket { verb, part, .. } = next;
         if next.is_staged {
-            let Some(slot) = self.state.staging.take_slot(gid) else {
+            let Some(slot) = self.peers.staging.take_slot(self.gid) else {
                 return Ok(None);
             };
-            let packet = self.staged_packet(requester, job, (verb, part), &slot)?;
-            if let Some(data) = packet {
+            if let Some(data) = self.staged_packet(verb, part, &slot)? {
                 let slot = Some(slot);
                 return Ok(Some(PendingPacket {
                     verb,
@@ -187,7 +158,7 @@ impl Turn<'_> {
             }
         }
         let part = part.at_most(PART_BYTES);
-        let data = self.packet(requester, job, (verb, part))?;
+        let data = self.packet(verb, part)?;
         Ok(Some(PendingPacket {
             verb,
             part,
@@ -200,21 +171,19 @@ impl Turn<'_> {
     /// `None` if the slot cannot be used.
     fn staged_packet(
         &mut self,
-        requester: &Requester,
-        job: &Job,
-        (verb, part): (Verb, Part),
+        verb: Verb,
+        part: Part,
         slot: &Slot,
     ) -> Result<Option<Vec<u8>>, CompletionStatus> {
         let header = Packet {
             is_staged: true,
-            ..self.header(requester, job, (verb, part))?
+            ..self.header(verb, part)?
         };
-        let need = local_need(verb);
-        let segments = self.local_segments(requester, &job.request, need, part)?;
+        let segments = self.segments(verb, part)?;
         if verb == Verb::Write {
-            let tag = tag(requester.sender.pair, job.number);
-            let status = CompletionStatus::LocalInvalidKey;
-            match self.put_into_slot(tag, &segments, &slot.memory, status) {
+            let (tag, status) = (self.requester.tag(), CompletionStatus::LocalInvalidKey);
+            let transfers = &mut self.local.transfers;
+            match transfers.put_into(tag, &segments, &slot.memory, status) {
                 Ok(()) => {}
                 Err(Refusal::Status(status)) => return Err(status),
                 Err(Refusal::NotStaged) => return Ok(None),
@@ -224,97 +193,56 @@ impl Turn<'_> {
     }
 
     /// Returns the header of a packet. A transfer that does not fit moves nothing.
-    fn header(
-        &mut self,
-        requester: &Requester,
-        job: &Job,
-        (verb, part): (Verb, Part),
-    ) -> Result<Packet, CompletionStatus> {
-        let request = &job.request;
-        let need = local_need(verb);
+    fn header(&self, verb: Verb, part: Part) -> Result<Packet, CompletionStatus> {
+        let request = &self.job.request;
         let is_first = part.offset == 0;
         let moves = matches!(verb, Verb::Message | Verb::Read | Verb::Write);
         if is_first && part.len < request.bytes && moves {
-            self.local_segments(requester, request, need, Part::whole(request.bytes))?;
+            self.segments(verb, Part::whole(request.bytes))?;
         }
         Ok(Packet {
             verb,
-            source: requester.sender.pair,
+            source: self.requester.sender.pair,
             destination: request.destination,
             qkey: request.qkey,
             immediate: request.immediate,
             is_staged: false,
-            part: part_of(request.remote, part),
+            part: request.remote.part(part),
             total: if is_first { request.bytes } else { part.len },
         })
     }
 
-    /// Returns a packet of a work request, with its payload.
-    fn packet(
-        &mut self,
-        requester: &Requester,
-        job: &Job,
-        (verb, part): (Verb, Part),
-    ) -> Result<Vec<u8>, CompletionStatus> {
-        let request = &job.request;
-        let header = self.header(requester, job, (verb, part))?;
-        let need = local_need(verb);
-        let segments = self.local_segments(requester, request, need, part)?;
-        let tag = tag(requester.sender.pair, job.number);
+    /// Returns a packet with its payload.
+    fn packet(&mut self, verb: Verb, part: Part) -> Result<Vec<u8>, CompletionStatus> {
+        let header = self.header(verb, part)?;
+        let segments = self.segments(verb, part)?;
         let is_without = !matches!(verb, Verb::Message | Verb::Write);
-        match payload(request, &segments, part) {
+        match payload(&self.job.request, &segments, part) {
             _ if is_without => Ok(header.encode(&[])),
             Payload::Bytes(data) => Ok(header.encode(data)),
             Payload::Segments(segments) => {
-                let data = self.state.transfers.read(tag, segments);
-                let data = data.map_err(|_| CompletionStatus::LocalInvalidKey)?;
+                let (tag, status) = (self.requester.tag(), CompletionStatus::LocalInvalidKey);
+                let data = self.local.transfers.read(tag, segments, status)?;
                 Ok(header.encode(&data))
             }
         }
     }
 
-    /// Takes the outcome of a packet of a work request.
-    pub(super) fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
-        if let Some(slot) = sent.slot.as_ref().filter(|_| answer.is_err()) {
-            // Without an answer the other adapter may still use it.
-            let staging = &mut self.state.staging;
-            staging.give_up_buffer_of(sent.gid, slot, self.now);
-        }
-        let Ok(pair) = self.objects.queue_pairs.get_mut(sent.pair) else {
-            return;
+    /// Returns the local memory of a part, which a packet reads or, for a read, writes.
+    fn segments(&self, verb: Verb, part: Part) -> Result<Vec<BusSegment>, CompletionStatus> {
+        let need = match verb {
+            Verb::Read => Need::LocalWrite,
+            _ => Need::LocalRead,
         };
-        // The job is missing if its queue pair was reset or is in error.
-        let Some((index, mut job)) = pair.jobs.take_one(sent.job) else {
-            return;
-        };
-        job.remote.outstanding = job.remote.outstanding.saturating_sub(1);
-        let step = match self.requester(sent.pair, &job) {
-            Some(requester) => self.advance(&requester, &mut job, sent, answer),
-            None => Step::Again,
-        };
-        match step {
-            Step::After(wait) => self
-                .objects
-                .queue_pairs
-                .put_back(sent.pair, index, job, wait),
-            _ => self
-                .objects
-                .queue_pairs
-                .put_back(sent.pair, index, job, Wait::Turn),
-        }
-        self.objects.queue_pairs.make_ready(sent.pair);
+        self.requester
+            .segments(self.regions, &self.job.request, need, part)
     }
 
-    /// Applies an answer to its work request.
-    fn advance(
-        &mut self,
-        requester: &Requester,
-        job: &mut Job,
-        sent: &SentPacket,
-        answer: Answer,
-    ) -> Step {
+    /// Applies the answer to one of its packets.
+    pub(super) fn take_answer(&mut self, sent: &SentPacket, answer: Answer) -> Step {
+        self.job.remote.outstanding = self.job.remote.outstanding.saturating_sub(1);
         if matches!(answer, Err(RequestError::Gone | RequestError::TimedOut)) {
-            self.state.statistics.unresponsive_remotes += 1;
+            self.local.statistics.unresponsive_remotes += 1;
         }
         let answer = answer.map_err(|error| match error {
             RequestError::Gone => CompletionStatus::LocalUnreachableRemote,
@@ -322,81 +250,65 @@ impl Turn<'_> {
             RequestError::Refused | RequestError::NoDescriptors => CompletionStatus::RemoteAbort,
         });
         let outcome = answer.map_err(Refusal::Status).and_then(|answer| {
-            job.remote.is_counted |= packet::is_to_be_counted(&answer);
-            let payload = packet::decode_answer(&answer)?;
-            self.take_part(requester, job, sent, payload)
+            self.job.remote.is_counted |= packet::is_to_be_counted(&answer);
+            self.take_part(sent, packet::decode_answer(&answer)?)
         });
         match (outcome, sent.verb) {
             (Ok(()), _) => Step::Again,
-            (Err(Refusal::NotStaged), _) => match &sent.slot {
-                Some(slot) => {
-                    let staging = &mut self.state.staging;
-                    staging.give_up_buffer_of(sent.gid, slot, self.now);
-                    job.remote.again.push(sent.part);
-                    Step::Again
-                }
-                None => job.remote.fail(CompletionStatus::RemoteBadStatus),
-            },
-            (
-                Err(Refusal::Status(CompletionStatus::RemoteNotReady)),
-                verb @ (Verb::Message | Verb::Announce),
-            ) => {
-                match verb {
-                    Verb::Message => job.remote.sent = None,
-                    _ => job.remote.is_reported = false,
-                }
-                match self.not_ready(requester, job) {
-                    Step::Done(status) => job.remote.fail(status),
-                    step => step,
-                }
+            (Err(Refusal::NotStaged), _) => self.send_again(sent),
+            (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Message) => {
+                self.job.remote.sent = None;
+                self.not_ready()
             }
-            (Err(Refusal::Status(status)), _) => job.remote.fail(status),
+            (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Announce) => {
+                self.job.remote.is_reported = false;
+                self.not_ready()
+            }
+            (Err(Refusal::Status(status)), _) => self.job.remote.fail(status),
+        }
+    }
+
+    /// Sends a part in packets, since its slot could not be used.
+    fn send_again(&mut self, sent: &SentPacket) -> Step {
+        let Some(slot) = &sent.slot else {
+            return self.job.remote.fail(CompletionStatus::RemoteBadStatus);
+        };
+        let staging = &mut self.peers.staging;
+        staging.give_up_buffer_of(self.gid, slot, self.now);
+        self.job.remote.again.push(sent.part);
+        Step::Again
+    }
+
+    fn not_ready(&mut self) -> Step {
+        match self.requester.not_ready(self.job, self.now) {
+            Step::Done(status) => self.job.remote.fail(status),
+            step => step,
         }
     }
 
     /// Handles an executed part: takes its payload, if it was a read.
-    fn take_part(
-        &mut self,
-        requester: &Requester,
-        job: &mut Job,
-        sent: &SentPacket,
-        data: &[u8],
-    ) -> Result<(), Refusal> {
+    fn take_part(&mut self, sent: &SentPacket, data: &[u8]) -> Result<(), Refusal> {
         if sent.verb == Verb::Read {
-            self.take_read(requester, job, sent, data)?;
+            self.take_read(sent, data)?;
         }
-        job.moved = job.moved.saturating_add(sent.part.len);
+        self.job.moved = self.job.moved.saturating_add(sent.part.len);
         Ok(())
     }
 
     /// Takes the payload of a part of a read: from its slot, or otherwise from the answer.
-    fn take_read(
-        &mut self,
-        requester: &Requester,
-        job: &Job,
-        sent: &SentPacket,
-        data: &[u8],
-    ) -> Result<(), Refusal> {
-        let segments = self.local_segments(requester, &job.request, Need::LocalWrite, sent.part)?;
-        let tag = tag(requester.sender.pair, job.number);
-        let status = CompletionStatus::LocalInvalidKey;
+    fn take_read(&mut self, sent: &SentPacket, data: &[u8]) -> Result<(), Refusal> {
+        let segments = self.segments(sent.verb, sent.part)?;
+        let (tag, status) = (self.requester.tag(), CompletionStatus::LocalInvalidKey);
+        let transfers = &mut self.local.transfers;
         match &sent.slot {
-            Some(slot) => self.take_from_slot(tag, &slot.memory, &segments, status)?,
+            Some(slot) => transfers.take_from(tag, &slot.memory, &segments, status)?,
             None if data.len() as u64 == u64::from(sent.part.len) => {
-                let written = self.state.transfers.write(tag, data, &segments);
-                written.map_err(|_| status)?;
+                transfers.write(tag, data, &segments, status)?;
             }
             None => return Err(CompletionStatus::RemoteBadStatus.into()),
         }
-        self.count_received(sent.part.len as usize);
+        let statistics = &mut self.local.statistics;
+        statistics.count_received(sent.part.len as usize);
         Ok(())
-    }
-}
-
-/// Returns the use that a packet makes of its sender's memory.
-fn local_need(verb: Verb) -> Need {
-    match verb {
-        Verb::Read => Need::LocalWrite,
-        _ => Need::LocalRead,
     }
 }

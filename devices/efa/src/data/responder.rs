@@ -7,12 +7,12 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{Operation, ReceiveDescriptor};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::completions::Received;
-use super::transfers::{TransferError, cut, total};
-use super::turn::Turn;
+use super::completions::{CompletionWriter, Received};
+use super::local::Local;
+use super::transfers::{Failure, Payload, cut, total};
 use crate::limits;
 use crate::memory_bar::Doorbell;
-use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind, slot};
+use crate::objects::{BusSegment, Gid, Need, Objects, QueuePairEvent, QueuePairKind, slot};
 use crate::work::request::Buffer;
 
 /// Size of the Global Routing Header before a datagram in its receive (InfiniBand Architecture 1.4,
@@ -26,24 +26,6 @@ pub(super) struct Sender {
     pub(super) pair: u16,
     pub(super) kind: QueuePairKind,
     pub(super) qkey: u32,
-}
-
-/// The data of a message or an RDMA write.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Payload<'a> {
-    /// In memory that this adapter reaches.
-    Segments(&'a [BusSegment]),
-    /// In this process.
-    Bytes(&'a [u8]),
-}
-
-impl Payload<'_> {
-    pub(super) fn bytes(&self) -> usize {
-        match self {
-            Self::Segments(segments) => total(segments),
-            Self::Bytes(data) => data.len(),
-        }
-    }
 }
 
 /// A receive at the head of a receive queue.
@@ -60,7 +42,20 @@ struct Receiver {
     unsolicited_writes: bool,
 }
 
-impl Turn<'_> {
+/// Executes messages and requests that come from other queue pairs.
+pub(super) struct Responder<'a> {
+    pub(super) objects: &'a mut Objects,
+    pub(super) local: &'a mut Local,
+}
+
+impl Responder<'_> {
+    pub(super) fn completions(&mut self) -> CompletionWriter<'_> {
+        CompletionWriter {
+            objects: self.objects,
+            local: self.local,
+        }
+    }
+
     /// Puts a message into the next receive of queue pair `destination`. The status of a failure is
     /// the sender's.
     pub(super) fn receive_message(
@@ -102,13 +97,16 @@ impl Turn<'_> {
             source: sender.gid,
             source_pair: sender.pair,
         };
-        if !self.complete_receive(receiver.number, &received) {
+        if !self
+            .completions()
+            .complete_receive(receiver.number, &received)
+        {
             return Err(CompletionStatus::RemoteBadStatus);
         }
         outcome?;
-        self.count_received(payload.bytes());
-        self.state.statistics.receives += 1;
-        self.state.statistics.receive_bytes += payload.bytes() as u64;
+        self.local.statistics.count_received(payload.bytes());
+        self.local.statistics.receives += 1;
+        self.local.statistics.receive_bytes += payload.bytes() as u64;
         Ok(())
     }
 
@@ -122,18 +120,35 @@ impl Turn<'_> {
     ) -> Result<(), CompletionStatus> {
         let to = self.remote_buffer(sender, destination, (to, Need::RemoteWrite))?;
         let tag = tag(destination);
-        let transfers = &mut self.state.transfers;
-        let written = match payload {
-            Payload::Segments(from) => transfers.copy(tag, from, &to),
-            Payload::Bytes(data) => transfers.write(tag, data, &to),
+        let transfers = &mut self.local.transfers;
+        let failure = Failure {
+            source: CompletionStatus::LocalInvalidKey,
+            destination: CompletionStatus::RemoteBadAddress,
         };
-        written.map_err(|error| match error {
-            TransferError::Source => CompletionStatus::LocalInvalidKey,
-            TransferError::Destination => CompletionStatus::RemoteBadAddress,
-        })?;
-        self.count_received(payload.bytes());
-        self.state.statistics.write_received_bytes += payload.bytes() as u64;
+        transfers.put(tag, payload, &to, failure)?;
+        self.local.statistics.count_received(payload.bytes());
+        self.local.statistics.write_received_bytes += payload.bytes() as u64;
         Ok(())
+    }
+
+    /// Reads a part of memory for queue pair `destination`, whose sender takes it in a packet.
+    pub(super) fn read_memory(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        from: Buffer,
+    ) -> Result<Vec<u8>, CompletionStatus> {
+        let segments = self.remote_buffer(sender, destination, (from, Need::RemoteRead))?;
+        let status = CompletionStatus::RemoteBadAddress;
+        let data = self
+            .local
+            .transfers
+            .read(tag(destination), &segments, status)?;
+        let statistics = &mut self.local.statistics;
+        statistics.read_response_bytes += data.len() as u64;
+        statistics.packet_bytes += data.len() as u64;
+        statistics.count_sent(from.bytes);
+        Ok(data)
     }
 
     /// Returns the memory of a remote buffer, if the sender may use it as it needs, for queue pair
@@ -193,7 +208,10 @@ impl Turn<'_> {
             source: sender.gid,
             source_pair: sender.pair,
         };
-        if self.complete_receive(receiver.number, &received) {
+        if self
+            .completions()
+            .complete_receive(receiver.number, &received)
+        {
             Ok(())
         } else {
             Err(CompletionStatus::RemoteBadStatus)
@@ -208,7 +226,8 @@ impl Turn<'_> {
         operation: Operation,
     ) -> Result<(), CompletionStatus> {
         let receiver = self.rdma_receiver(sender, destination)?;
-        self.count_event(receiver.number, QueuePairEvent::Remote(operation));
+        self.completions()
+            .count_event(receiver.number, QueuePairEvent::Remote(operation));
         Ok(())
     }
 
@@ -235,7 +254,7 @@ impl Turn<'_> {
             return Err(CompletionStatus::RemoteBadQueuePair);
         };
         if pair.qkey != sender.qkey {
-            self.state.statistics.qkey_violations += 1;
+            self.local.statistics.qkey_violations += 1;
             return Err(CompletionStatus::RemoteBadQueuePair);
         }
         Ok(Receiver {
@@ -276,22 +295,17 @@ impl Turn<'_> {
         let tag = tag(receiver.number);
         let head = cut(&segments, 0, header);
         let body = cut(&segments, header, bytes);
-        let gid = self.state.gid;
-        let transfers = &mut self.state.transfers;
-        let stored = match sender.kind {
-            QueuePairKind::Datagram => {
-                transfers.write(tag, &routing_header(sender.gid, gid, bytes), &head)
-            }
-            QueuePairKind::ReliableDatagram => Ok(()),
+        let gid = self.local.gid;
+        let transfers = &mut self.local.transfers;
+        let failure = Failure {
+            source: CompletionStatus::LocalInvalidKey,
+            destination: CompletionStatus::RemoteBadStatus,
         };
-        let stored = stored.and_then(|()| match payload {
-            Payload::Segments(from) => transfers.copy(tag, from, &body),
-            Payload::Bytes(data) => transfers.write(tag, data, &body),
-        });
-        stored.map_err(|error| match error {
-            TransferError::Source => CompletionStatus::LocalInvalidKey,
-            TransferError::Destination => CompletionStatus::RemoteBadStatus,
-        })
+        if sender.kind == QueuePairKind::Datagram {
+            let routing = routing_header(sender.gid, gid, bytes);
+            transfers.write(tag, &routing, &head, failure.destination)?;
+        }
+        transfers.put(tag, payload, &body, failure)
     }
 
     /// Returns the next posted receive. A receive queue that is malformed or cannot be read puts
@@ -312,7 +326,7 @@ impl Turn<'_> {
     /// after this turn took the doorbells.
     fn sees_more_receives(&mut self, number: u16) -> bool {
         let doorbell = Doorbell::Receive(slot(number));
-        let value = self.state.mailbox.doorbells().value(doorbell);
+        let value = self.objects.doorbells.value(doorbell);
         let Some((value, pair)) = value.zip(self.objects.queue_pairs.get_mut(number).ok()) else {
             return false;
         };
@@ -363,7 +377,7 @@ impl Turn<'_> {
     ) -> Result<ReceiveDescriptor, BadReceiveQueue> {
         let mut descriptor = ReceiveDescriptor::new_zeroed();
         let tag = Tag::new(Purpose::Command, Origin::Queue(number));
-        let session = &mut self.state.transfers.session;
+        let session = &mut self.local.transfers.session;
         let read = session.read(tag, address, descriptor.as_mut_bytes());
         read.map_err(|error| {
             log::debug!(
@@ -399,10 +413,10 @@ impl Turn<'_> {
                 operation: Operation::Send,
                 bytes: 0,
                 immediate: None,
-                source: self.state.gid,
+                source: self.local.gid,
                 source_pair: 0,
             };
-            self.complete_receive(number, &flushed);
+            self.completions().complete_receive(number, &flushed);
         }
         true
     }
@@ -410,13 +424,8 @@ impl Turn<'_> {
     /// Counts a dropped datagram. The sender of any other message learns of the failure.
     fn count_dropped(&mut self, sender: &Sender) {
         if sender.kind == QueuePairKind::Datagram {
-            self.state.statistics.dropped += 1;
+            self.local.statistics.dropped += 1;
         }
-    }
-
-    pub(super) fn count_received(&mut self, bytes: usize) {
-        self.state.statistics.received_packets += 1;
-        self.state.statistics.received_bytes += bytes as u64;
     }
 }
 

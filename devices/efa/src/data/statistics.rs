@@ -1,5 +1,10 @@
 //! The adapter's statistics, which its driver reads.
 
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::Operation;
+
+use crate::work::request::WorkRequest;
+
 /// Counters of an adapter since its start (`efa_admin_*_stats`). Bytes are payload bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -51,4 +56,40 @@ pub struct Statistics {
     pub refused_buffers: u64,
     /// Bytes of payload that were sent to other adapters in packets, which takes several copies.
     pub packet_bytes: u64,
+}
+
+impl Statistics {
+    pub(super) fn count_sent(&mut self, bytes: u32) {
+        self.sent_packets += 1;
+        self.sent_bytes += u64::from(bytes);
+    }
+
+    pub(super) fn count_received(&mut self, bytes: usize) {
+        self.received_packets += 1;
+        self.received_bytes += bytes as u64;
+    }
+
+    /// Counts a work request that has ended.
+    pub(super) fn count_end(&mut self, request: &WorkRequest, status: CompletionStatus) {
+        let (requests, bytes, errors) = match request.operation {
+            Operation::Send => (&mut self.sends, &mut self.send_bytes, None),
+            Operation::RdmaRead => {
+                let errors = Some(&mut self.read_errors);
+                (&mut self.reads, &mut self.read_bytes, errors)
+            }
+            Operation::RdmaWrite => {
+                let errors = Some(&mut self.write_errors);
+                (&mut self.writes, &mut self.write_bytes, errors)
+            }
+            Operation::FastRegister | Operation::FastInvalidate => return,
+        };
+        match status {
+            CompletionStatus::Ok => {
+                *requests += 1;
+                *bytes += u64::from(request.bytes);
+            }
+            CompletionStatus::Flushed => {}
+            _ => errors.into_iter().for_each(|errors| *errors += 1),
+        }
+    }
 }

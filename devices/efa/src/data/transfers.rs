@@ -3,55 +3,96 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{CopyError, Direction, Requester, Session, Span, Tag};
-use thiserror::Error;
+use peerbar_dma::{
+    BusMastering, CopyError, Direction, DmaError, Origin, Purpose, Requester, Session, Span, Tag,
+};
+use peerbar_efa_spec::completion::CompletionStatus;
 
+use crate::entry::write_word_last;
 use crate::objects::BusSegment;
+use crate::work::packet::Refusal;
 
 /// Size of the buffer for bytes that are not mapped here.
 const BOUNCE: usize = 64 << 10;
 
-/// The side of a transfer that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(super) enum TransferError {
-    #[error("the source cannot be read")]
-    Source,
-    #[error("the destination cannot be written")]
-    Destination,
+/// The statuses of a transfer whose source or whose destination fails.
+#[derive(Clone, Copy)]
+pub(super) struct Failure {
+    pub(super) source: CompletionStatus,
+    pub(super) destination: CompletionStatus,
 }
 
-/// The side of a copy between memory and a slot that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StagingError {
-    /// The memory of the adapter's own function.
-    Memory,
-    /// The slot, which the process that shares it has taken away.
-    Slot,
+/// The data of a message or an RDMA write.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Payload<'a> {
+    /// In memory that this adapter reaches.
+    Segments(&'a [BusSegment]),
+    /// In this process.
+    Bytes(&'a [u8]),
 }
 
-/// Returns the side of a copy that failed.
-fn side(error: CopyError) -> TransferError {
-    match error {
-        CopyError::Source(_) => TransferError::Source,
-        CopyError::Destination(_) | CopyError::Lengths { .. } => TransferError::Destination,
+impl Payload<'_> {
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Segments(segments) => total(segments),
+            Self::Bytes(data) => data.len(),
+        }
     }
 }
 
-/// One thread's way to move payload.
+/// The worker's way to memory.
 pub(super) struct Transfers {
     pub(super) session: Session,
+    /// Bus mastering when the present turn began. Without it the adapter issues no request (PCIe
+    /// Base 6.0, 7.5.1.1.3).
+    bus: BusMastering,
     buffer: Vec<u8>,
     /// Number of bytes that have gone through the buffer.
     pub(super) bounced: u64,
+    /// Bytes that were copied from or to slots in this turn.
+    pub(super) staged: u64,
 }
 
 impl Transfers {
     pub(super) fn new(requester: Arc<Requester>) -> Self {
         Self {
             session: Session::new(requester),
+            bus: BusMastering::default(),
             buffer: vec![0; BOUNCE],
             bounced: 0,
+            staged: 0,
         }
+    }
+
+    /// Begins a turn. Returns `true` if bus mastering is on again.
+    pub(super) fn begin_turn(&mut self) -> bool {
+        self.staged = 0;
+        self.bus.follow(self.session.requester())
+    }
+
+    /// Returns `true` if bus mastering was on when the present turn began.
+    pub(super) fn is_bus_master(&self) -> bool {
+        self.bus.is_on()
+    }
+
+    /// Returns `true` if completions and events are kept until bus mastering is on: it is off, or
+    /// has changed in the present turn. Entries after a kept one are kept as well.
+    pub(super) fn keeps_entries(&self) -> bool {
+        !self.bus.is_on() || self.bus.has_changed(self.session.requester())
+    }
+
+    /// Writes an entry whose phase is in its first word.
+    pub(super) fn write_entry(
+        &mut self,
+        origin: Origin,
+        address: u64,
+        entry: &[u8],
+    ) -> Result<(), DmaError> {
+        let tag = Tag::new(Purpose::Completion, origin);
+        write_word_last(entry, 0, |offset, part| {
+            let address = address.wrapping_add(offset);
+            self.session.write_entries(tag, address, part, part.len())
+        })
     }
 
     /// Copies from segments to segments of the same length.
@@ -60,56 +101,96 @@ impl Transfers {
         tag: Tag,
         from: &[BusSegment],
         to: &[BusSegment],
-    ) -> Result<(), TransferError> {
+        failure: Failure,
+    ) -> Result<(), CompletionStatus> {
         let from_pinned = self.session.pin(tag, Direction::Read, ranges(from));
         if let Some(from) = from_pinned {
             if let Some(to) = self.session.pin(tag, Direction::Write, ranges(to)) {
-                return from.copy_to(to).map_err(side);
+                return from.copy_to(to).map_err(|error| match error {
+                    CopyError::Source(_) => failure.source,
+                    CopyError::Destination(_) | CopyError::Lengths { .. } => failure.destination,
+                });
             }
         }
-        self.bounce(tag, from, to)
+        self.bounce(tag, from, to, failure)
     }
 
-    /// Copies memory into a slot, which has room for it.
+    /// Copies payload to segments of the same length.
+    pub(super) fn put(
+        &mut self,
+        tag: Tag,
+        payload: Payload<'_>,
+        to: &[BusSegment],
+        failure: Failure,
+    ) -> Result<(), CompletionStatus> {
+        match payload {
+            Payload::Segments(from) => self.copy(tag, from, to, failure),
+            Payload::Bytes(data) => self.write(tag, data, to, failure.destination),
+        }
+    }
+
+    /// Copies memory into a slot, which has room for it. The status says that the memory cannot be
+    /// read.
     pub(super) fn put_into(
         &mut self,
         tag: Tag,
         from: &[BusSegment],
         slot: &Span,
-    ) -> Result<(), StagingError> {
-        if let Some(pinned) = self.session.pin(tag, Direction::Read, ranges(from)) {
-            return pinned.copy_into(slot).map_err(|error| match error {
-                CopyError::Source(_) => StagingError::Memory,
-                CopyError::Destination(_) | CopyError::Lengths { .. } => StagingError::Slot,
-            });
-        }
-        let data = self.read(tag, from).map_err(|_| StagingError::Memory)?;
-        let written = slot.file.write(slot.offset, &data);
-        written.map_err(|_| StagingError::Slot)?;
-        self.bounced += data.len() as u64;
-        Ok(())
+        status: CompletionStatus,
+    ) -> Result<(), Refusal> {
+        let copied = match self.session.pin(tag, Direction::Read, ranges(from)) {
+            Some(pinned) => pinned.copy_into(slot).map_err(|error| match error {
+                CopyError::Source(_) => status.into(),
+                CopyError::Destination(_) | CopyError::Lengths { .. } => Refusal::NotStaged,
+            }),
+            None => self
+                .read(tag, from, status)
+                .map_err(Refusal::from)
+                .and_then(|data| {
+                    let written = slot.file.write(slot.offset, &data);
+                    written.map_err(|_| Refusal::NotStaged)?;
+                    self.bounced += data.len() as u64;
+                    Ok(())
+                }),
+        };
+        self.end_slot(copied, from)
     }
 
-    /// Copies the beginning of a slot into memory, as much as there is room for.
+    /// Copies the beginning of a slot into memory, as much as there is room for. The status says
+    /// that the memory cannot be written.
     pub(super) fn take_from(
         &mut self,
         tag: Tag,
         slot: &Span,
         to: &[BusSegment],
-    ) -> Result<(), StagingError> {
-        if let Some(pinned) = self.session.pin(tag, Direction::Write, ranges(to)) {
-            return pinned.copy_from(slot).map_err(|error| match error {
-                CopyError::Destination(_) => StagingError::Memory,
-                CopyError::Source(_) | CopyError::Lengths { .. } => StagingError::Slot,
-            });
-        }
-        let mut data = vec![0; total(to)];
-        let read = slot.file.read(slot.offset, &mut data);
-        read.map_err(|_| StagingError::Slot)?;
-        self.write(tag, &data, to)
-            .map_err(|_| StagingError::Memory)?;
-        self.bounced += data.len() as u64;
-        Ok(())
+        status: CompletionStatus,
+    ) -> Result<(), Refusal> {
+        let copied = match self.session.pin(tag, Direction::Write, ranges(to)) {
+            Some(pinned) => pinned.copy_from(slot).map_err(|error| match error {
+                CopyError::Destination(_) => status.into(),
+                CopyError::Source(_) | CopyError::Lengths { .. } => Refusal::NotStaged,
+            }),
+            None => {
+                let mut data = vec![0; total(to)];
+                let read = slot.file.read(slot.offset, &mut data);
+                read.map_err(|_| Refusal::NotStaged).and_then(|()| {
+                    self.write(tag, &data, to, status)?;
+                    self.bounced += data.len() as u64;
+                    Ok(())
+                })
+            }
+        };
+        self.end_slot(copied, to)
+    }
+
+    fn end_slot(
+        &mut self,
+        copied: Result<(), Refusal>,
+        segments: &[BusSegment],
+    ) -> Result<(), Refusal> {
+        self.session.release();
+        self.staged += total(segments) as u64;
+        copied
     }
 
     /// Copies through the buffer. Nothing is pinned and no route is kept while this runs, since
@@ -119,13 +200,14 @@ impl Transfers {
         tag: Tag,
         from: &[BusSegment],
         to: &[BusSegment],
-    ) -> Result<(), TransferError> {
+        failure: Failure,
+    ) -> Result<(), CompletionStatus> {
         self.session.release();
         let requester = self.session.requester();
         let bytes = total(from);
         if bytes != total(to) {
             log::error!("{bytes} bytes do not fit {} bytes", total(to));
-            return Err(TransferError::Destination);
+            return Err(failure.destination);
         }
         let mut moved = 0;
         while moved < bytes {
@@ -134,38 +216,42 @@ impl Transfers {
             let (from, to) = (cut(from, moved, part), cut(to, moved, part));
             requester
                 .gather(tag, ranges(&from), data)
-                .map_err(|_| TransferError::Source)?;
+                .map_err(|_| failure.source)?;
             requester
                 .scatter(tag, ranges(&to), data)
-                .map_err(|_| TransferError::Destination)?;
+                .map_err(|_| failure.destination)?;
             moved += part;
             self.bounced += part as u64;
         }
         Ok(())
     }
 
-    /// Writes these bytes to segments of the same length.
+    /// Writes these bytes to segments of the same length. The status is that of a failure.
     pub(super) fn write(
         &mut self,
         tag: Tag,
         data: &[u8],
         to: &[BusSegment],
-    ) -> Result<(), TransferError> {
+        status: CompletionStatus,
+    ) -> Result<(), CompletionStatus> {
         self.session.release();
         let requester = self.session.requester();
-        requester
-            .scatter(tag, ranges(to), data)
-            .map_err(|_| TransferError::Destination)
+        requester.scatter(tag, ranges(to), data).map_err(|_| status)
     }
 
-    /// Reads as many bytes as the segments have.
-    pub(super) fn read(&mut self, tag: Tag, from: &[BusSegment]) -> Result<Vec<u8>, TransferError> {
+    /// Reads as many bytes as the segments have. The status is that of a failure.
+    pub(super) fn read(
+        &mut self,
+        tag: Tag,
+        from: &[BusSegment],
+        status: CompletionStatus,
+    ) -> Result<Vec<u8>, CompletionStatus> {
         self.session.release();
         let requester = self.session.requester();
         let mut data = vec![0; total(from)];
         requester
             .gather(tag, ranges(from), &mut data)
-            .map_err(|_| TransferError::Source)?;
+            .map_err(|_| status)?;
         Ok(data)
     }
 }

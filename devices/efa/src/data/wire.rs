@@ -99,11 +99,6 @@ impl Mailbox {
         }
     }
 
-    /// Returns the doorbells of its adapter.
-    pub(super) fn doorbells(&self) -> &Doorbells {
-        &self.doorbells
-    }
-
     /// Takes a packet.
     pub(super) fn arrive(&self, arrival: Arrival) {
         let mut waiting = self.waiting.lock();

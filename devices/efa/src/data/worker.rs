@@ -5,8 +5,10 @@ use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::local::Local;
+use super::peers::Peers;
 use super::statistics::Statistics;
-use super::turn::{Turn, WorkerState};
+use super::turn::Turn;
 use crate::doorbells::{Doorbells, Rung};
 use crate::memory_bar::Doorbell;
 use crate::objects::{Objects, QueuePair};
@@ -16,7 +18,10 @@ pub(crate) struct Worker {
     pub(super) objects: Arc<Mutex<Objects>>,
     pub(super) doorbells: Arc<Doorbells>,
     pub(super) statistics: Arc<Mutex<Statistics>>,
-    pub(super) state: WorkerState,
+    pub(super) local: Local,
+    pub(super) peers: Peers,
+    /// Takes work requests of a queue pair out of their order, if set.
+    pub(super) order: Option<fastrand::Rng>,
 }
 
 /// The worker's next action.
@@ -34,7 +39,8 @@ impl Worker {
         while !self.doorbells.is_stopped() {
             if let NextTurn::Wait(until) = self.turn(Instant::now()) {
                 // Packets wait, too, while nothing can be written to memory.
-                let wire = self.state.wire.get().filter(|_| self.state.bus.is_on());
+                let is_on = self.local.transfers.is_bus_master();
+                let wire = self.peers.wire.get().filter(|_| is_on);
                 self.doorbells
                     .wait(wire.and_then(|wire| wire.readable()), until);
             }
@@ -44,28 +50,29 @@ impl Worker {
     /// Takes the doorbells, and gives the next queue pair a slice if bus mastering is on. Then
     /// releases the lock of the objects, so that another thread waits for at most one slice.
     pub(crate) fn turn(&mut self, now: Instant) -> NextTurn {
-        let requester = self.state.transfers.session.requester();
-        let has_bus_back = self.state.bus.follow(requester);
+        let has_bus_back = self.local.transfers.begin_turn();
         let mut objects = self.objects.lock();
         let mut turn = Turn {
             objects: &mut objects,
-            state: &mut self.state,
+            local: &mut self.local,
+            peers: &mut self.peers,
+            order: self.order.as_mut(),
             now,
         };
         turn.end_dropped();
         turn.take_doorbells(&self.doorbells);
         if has_bus_back {
-            turn.write_kept();
+            turn.completions().write_kept();
         }
-        let next = match turn.state.bus.is_on() {
+        let next = match turn.local.transfers.is_bus_master() {
             true => turn.go_on(),
             false => NextTurn::Wait(None),
         };
-        self.state.transfers.session.release();
+        self.local.transfers.session.release();
         *self.statistics.lock() = Statistics {
-            bounced_bytes: self.state.transfers.bounced,
-            refused_buffers: self.state.staging.refusals,
-            ..self.state.statistics
+            bounced_bytes: self.local.transfers.bounced,
+            refused_buffers: self.peers.staging.refusals,
+            ..self.local.statistics
         };
         MutexGuard::unlock_fair(objects);
         next
@@ -75,7 +82,6 @@ impl Worker {
 impl Turn<'_> {
     /// Takes mail, and gives the next queue pair a slice.
     fn go_on(&mut self) -> NextTurn {
-        self.state.staged = 0;
         self.take_mail();
         let ready = self.objects.queue_pairs.next_ready();
         if let Some(pair) = ready.filter(|pair| self.serve(*pair)) {
@@ -87,7 +93,7 @@ impl Turn<'_> {
     fn take_doorbells(&mut self, doorbells: &Doorbells) {
         doorbells.take(|rung| match rung {
             Rung::Doorbell(Doorbell::Completion(queue), value) => {
-                self.take_completion_doorbell(queue, value);
+                self.completions().take_completion_doorbell(queue, value);
             }
             Rung::Doorbell(Doorbell::Send(slot), value) => {
                 let posted = |pair: &mut QueuePair| pair.send.set_posted(value);
@@ -98,7 +104,7 @@ impl Turn<'_> {
                 self.objects.queue_pairs.change(slot, posted);
             }
             Rung::Changed(slot) => self.objects.queue_pairs.change(slot, |_| {}),
-            Rung::EventQueue(number) => self.arm_event_queue(number),
+            Rung::EventQueue(number) => self.completions().arm_event_queue(number),
         });
     }
 
@@ -106,7 +112,7 @@ impl Turn<'_> {
     /// the first of them is due.
     fn next(&mut self) -> NextTurn {
         let first = self.objects.queue_pairs.make_due_ready(self.now);
-        let is_idle = self.state.mailbox.is_empty() && !self.state.staging.can_wake();
+        let is_idle = self.peers.mailbox.is_empty() && !self.peers.staging.can_wake();
         if is_idle && !self.objects.queue_pairs.has_ready() {
             NextTurn::Wait(first)
         } else {

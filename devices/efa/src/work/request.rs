@@ -24,6 +24,17 @@ pub(crate) struct Buffer {
     pub(crate) bytes: u32,
 }
 
+impl Buffer {
+    /// Returns a part of it.
+    pub(crate) fn part(self, part: Part) -> Self {
+        Self {
+            address: self.address.wrapping_add(u64::from(part.offset)),
+            bytes: part.len,
+            ..self
+        }
+    }
+}
+
 /// A part of the data of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {

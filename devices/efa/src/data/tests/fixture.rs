@@ -434,7 +434,9 @@ impl Adapter {
         let worker = &mut self.worker;
         let mut turn = Turn {
             objects: &mut worker.objects.lock(),
-            state: &mut worker.state,
+            local: &mut worker.local,
+            peers: &mut worker.peers,
+            order: worker.order.as_mut(),
             now: self.now,
         };
         turn.take_mail();

@@ -473,7 +473,7 @@ fn answer_for_a_pair_that_is_gone_is_ignored() {
     it.work();
     assert_eq!(it.near.poll(&mut it.a.queue), []);
     assert_eq!(it.near.bytes(PAYLOAD, 64), [0; 64]);
-    assert!(it.near.worker.state.sent.is_empty());
+    assert!(it.near.worker.peers.in_flight.is_empty());
 }
 
 #[test]

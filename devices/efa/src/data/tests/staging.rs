@@ -64,7 +64,7 @@ fn flying(operation: Operation) -> (Two, Post) {
 }
 
 fn slots_in_use(adapter: &Adapter) -> Option<usize> {
-    adapter.worker.state.staging.slots_in_use(B)
+    adapter.worker.peers.staging.slots_in_use(B)
 }
 
 /// Returns the bytes of payload that an adapter has sent in packets, and through slots.
@@ -185,13 +185,13 @@ fn queue_pair_that_waits_again_after_a_reset_waits_once() {
             it.send(&long);
         }
         it.near.work();
-        assert_eq!(it.near.worker.state.staging.waiters(), 1);
+        assert_eq!(it.near.worker.peers.staging.waiters(), 1);
         it.near.set_state(it.a.number, QueuePairState::Reset);
         it.near.make_ready(it.a.number);
         it.a.sent = 0;
     }
     it.work();
-    assert_eq!(it.near.worker.state.staging.waiters(), 0);
+    assert_eq!(it.near.worker.peers.staging.waiters(), 0);
     assert_eq!(slots_in_use(&it.near), Some(0));
 }
 
@@ -356,7 +356,7 @@ fn addresses_of_any_number_are_remembered_up_to_a_limit() {
         };
         assert_eq!(it.done(&post).status, CompletionStatus::RemoteAbort);
     }
-    let (peers, buffers) = it.near.worker.state.staging.counts();
+    let (peers, buffers) = it.near.worker.peers.staging.counts();
     assert!(
         (1..=256).contains(&peers) && buffers <= 1,
         "{peers} {buffers}"
