@@ -65,17 +65,19 @@ fn answer(payload: &(impl IntoBytes + Immutable)) -> Answer {
     answer
 }
 
-/// Returns the status of a refused command.
-fn refused(error: ObjectError) -> Status {
-    log::debug!("{error}");
-    match error {
-        ObjectError::Exhausted { .. } => Status::ResourceAllocationFailure,
-        ObjectError::InUse { .. } => Status::ResourceBusy,
-        ObjectError::Unreachable { .. } => Status::UnknownError,
-        ObjectError::Unknown { .. }
-        | ObjectError::Failed { .. }
-        | ObjectError::Invalid { .. }
-        | ObjectError::Transition { .. } => Status::IllegalParameter,
+/// The status of a refused command.
+impl From<ObjectError> for Status {
+    fn from(error: ObjectError) -> Self {
+        log::debug!("{error}");
+        match error {
+            ObjectError::Exhausted { .. } => Self::ResourceAllocationFailure,
+            ObjectError::InUse { .. } => Self::ResourceBusy,
+            ObjectError::Unreachable { .. } => Self::UnknownError,
+            ObjectError::Unknown { .. }
+            | ObjectError::Failed { .. }
+            | ObjectError::Invalid { .. }
+            | ObjectError::Transition { .. } => Self::IllegalParameter,
+        }
     }
 }
 

@@ -170,10 +170,7 @@ impl Objects {
             .gid(number, protection_domain)
             .is_none()
         {
-            return Err(ObjectError::Unknown {
-                kind: ObjectKind::AddressHandle,
-                number: number.into(),
-            });
+            return Err(ObjectError::unknown(ObjectKind::AddressHandle, number));
         }
         let handle = self.address_handles.get_mut(number)?;
         handle.users -= 1;

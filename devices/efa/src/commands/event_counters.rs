@@ -7,7 +7,7 @@ use peerbar_efa_spec::admin::event_counter::{
     ModifyEventCounter, QP_EVENTS, operation,
 };
 
-use super::{DONE, answer, possible, refused, reserved};
+use super::{DONE, answer, possible, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
 use crate::objects::{self, WORD_BYTES};
@@ -22,8 +22,7 @@ impl Engine {
         };
         // The worker cannot write the word at the same time.
         let mut objects = self.data.objects();
-        let created = objects.create_event_counter(parameters, self.word_writer(command));
-        let number = created.map_err(refused)?;
+        let number = objects.create_event_counter(parameters, self.word_writer(command))?;
         Ok(answer(&CreatedEventCounter {
             handle: u32::from(number).into(),
             reserved: 0.into(),
@@ -32,22 +31,22 @@ impl Engine {
 
     pub(super) fn destroy_event_counter(&mut self, command: &Command) -> Result<Answer, Status> {
         let number = number(command.view::<DestroyEventCounter>()?.handle.get())?;
-        let destroyed = self.data.objects().destroy_event_counter(number);
-        destroyed.map(|()| DONE).map_err(refused)
+        self.data.objects().destroy_event_counter(number)?;
+        Ok(DONE)
     }
 
     pub(super) fn attach_event_counter(&mut self, command: &Command) -> Result<Answer, Status> {
         let (counter, pair, parameters) = attachment(command)?;
         let mut objects = self.data.objects();
-        let attached = objects.attach_event_counter(counter, pair, parameters.events);
-        attached.map(|()| DONE).map_err(refused)
+        objects.attach_event_counter(counter, pair, parameters.events)?;
+        Ok(DONE)
     }
 
     pub(super) fn detach_event_counter(&mut self, command: &Command) -> Result<Answer, Status> {
         let (counter, pair, parameters) = attachment(command)?;
         let mut objects = self.data.objects();
-        let detached = objects.detach_event_counter(counter, pair, parameters.events);
-        detached.map(|()| DONE).map_err(refused)
+        objects.detach_event_counter(counter, pair, parameters.events)?;
+        Ok(DONE)
     }
 
     pub(super) fn modify_event_counter(&mut self, command: &Command) -> Result<Answer, Status> {
@@ -61,8 +60,8 @@ impl Engine {
             _ => return Err(Status::IllegalParameter),
         };
         let mut objects = self.data.objects();
-        let modified = objects.modify_event_counter(number, change, self.word_writer(command));
-        modified.map(|()| DONE).map_err(refused)
+        objects.modify_event_counter(number, change, self.word_writer(command))?;
+        Ok(DONE)
     }
 
     /// Returns a function that writes the word of an event counter for this command, and returns

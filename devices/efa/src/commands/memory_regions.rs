@@ -6,7 +6,7 @@ use peerbar_efa_spec::admin::memory_region::{
 };
 
 use super::page_list::PageListReader;
-use super::{DONE, answer, possible, refused, reserved};
+use super::{DONE, answer, possible, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
 use crate::limits;
@@ -22,15 +22,14 @@ impl Engine {
         let count = page_count(&parameters)?;
         let reader = PageListReader::new(&self.requester, command.origin());
         let pages = reader.read(command.flags, &parameters, count)?;
-        let registered = self.data.objects().register_region(RegisterRegion {
+        let keys = self.data.objects().register_region(RegisterRegion {
             protection_domain: parameters.pd.get(),
             address: parameters.iova.get(),
             length: parameters.length.get(),
             page_shift: parameters.flags.page_shift(),
             pages: &pages,
             access: permissions.into(),
-        });
-        let keys = registered.map_err(refused)?;
+        })?;
         Ok(answer(&RegisteredMr {
             local_key: keys.local.into(),
             remote_key: keys.remote.into(),
@@ -48,8 +47,7 @@ impl Engine {
         reserved(parameters.reserved.get() == 0)?;
         let max_pages = usize::try_from(parameters.max_pages.get()).unwrap_or(usize::MAX);
         let mut objects = self.data.objects();
-        let allocated = objects.allocate_region(parameters.pd.get(), max_pages);
-        let keys = allocated.map_err(refused)?;
+        let keys = objects.allocate_region(parameters.pd.get(), max_pages)?;
         Ok(answer(&AllocatedMr {
             local_key: keys.local.into(),
             remote_key: keys.remote.into(),
@@ -58,8 +56,8 @@ impl Engine {
 
     pub(super) fn deregister_region(&mut self, command: &Command) -> Result<Answer, Status> {
         let key = command.view::<DeregMr>()?.local_key.get();
-        let deregistered = self.data.objects().deregister_region(key);
-        deregistered.map(|()| DONE).map_err(refused)
+        self.data.objects().deregister_region(key)?;
+        Ok(DONE)
     }
 }
 
@@ -78,7 +76,6 @@ fn page_count(parameters: &RegMr) -> Result<usize, Status> {
     let shift = parameters.flags.page_shift();
     let (iova, length) = (parameters.iova.get(), parameters.length.get());
     let count = objects::page_count(iova, length, shift);
-    let count = count.and_then(|count| usize::try_from(count).ok());
     let count = count.filter(|count| *count <= limits::PAGES_PER_REGION);
     let count = count.ok_or(Status::IllegalParameter)?;
     // Linux' driver lets the device count the pages.

@@ -8,7 +8,7 @@ use peerbar_efa_spec::admin::queue_pair::{
 };
 use peerbar_efa_spec::completion::EVENT_BYTES;
 
-use super::{DONE, answer, possible, refused, reserved};
+use super::{DONE, answer, possible, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::efa::VECTORS;
 use crate::engine::Engine;
@@ -33,7 +33,7 @@ impl Engine {
         possible(parameters.parts.get() == 1)?;
         let (uar, depth) = (parameters.uar.get(), parameters.depth.get());
         let has_events = first.interrupts();
-        let created = self
+        let number = self
             .data
             .objects()
             .create_completion_queue(CreateCompletionQueue {
@@ -43,8 +43,7 @@ impl Engine {
                 address: parameters.address.get(),
                 event_queue: has_events.then_some(parameters.eq.get()),
                 with_source_address: second.source_address(),
-            });
-        let number = created.map_err(refused)?;
+            })?;
         Ok(answer(&CreatedCq {
             cq: number.into(),
             depth: depth.into(),
@@ -55,8 +54,8 @@ impl Engine {
 
     pub(super) fn destroy_completion_queue(&mut self, command: &Command) -> Result<Answer, Status> {
         let number = command.view::<DestroyCq>()?.cq.get();
-        let destroyed = self.data.objects().destroy_completion_queue(number);
-        destroyed.map(|()| DONE).map_err(refused)
+        self.data.objects().destroy_completion_queue(number)?;
+        Ok(DONE)
     }
 
     pub(super) fn create_event_queue(&mut self, command: &Command) -> Result<Answer, Status> {
@@ -66,12 +65,11 @@ impl Engine {
         possible(parameters.events.get() == COMPLETION_EVENTS)?;
         let vector = u16::from(parameters.vector);
         possible(vector < VECTORS)?;
-        let created = self.data.objects().create_event_queue(CreateEventQueue {
+        let number = self.data.objects().create_event_queue(CreateEventQueue {
             entries: parameters.depth.get(),
             address: parameters.address.get(),
             vector,
-        });
-        let number = created.map_err(refused)?;
+        })?;
         Ok(answer(&EqNumber {
             eq: number.into(),
             reserved: 0.into(),
@@ -80,8 +78,8 @@ impl Engine {
 
     pub(super) fn destroy_event_queue(&mut self, command: &Command) -> Result<Answer, Status> {
         let number = command.view::<EqNumber>()?.eq.get();
-        let destroyed = self.data.objects().destroy_event_queue(number);
-        destroyed.map(|()| DONE).map_err(refused)
+        self.data.objects().destroy_event_queue(number)?;
+        Ok(DONE)
     }
 
     pub(super) fn create_queue_pair(&mut self, command: &Command) -> Result<Answer, Status> {
@@ -91,7 +89,7 @@ impl Engine {
         // Queues in memory regions are not supported.
         possible(!flags.sq_virtual() && !flags.rq_virtual())?;
         let uar = parameters.uar.get();
-        let created = self.data.objects().create_queue_pair(CreateQueuePair {
+        let number = self.data.objects().create_queue_pair(CreateQueuePair {
             kind: kind(parameters.transport)?,
             protection_domain: parameters.pd.get(),
             uar,
@@ -102,8 +100,7 @@ impl Engine {
             receive_address: parameters.rq_address.get(),
             receive_bytes: parameters.rq_bytes.get(),
             unsolicited_writes: flags.unsolicited_write_recv(),
-        });
-        let number = created.map_err(refused)?;
+        })?;
         let slot = number % QUEUE_PAIRS;
         Ok(answer(&CreatedQp {
             handle: u32::from(number).into(),
@@ -133,14 +130,13 @@ impl Engine {
             rnr_retry: mask.rnr_retry().then_some(parameters.rnr_retry),
         };
         // The current state that the driver names is ignored: the queue pair may have failed since.
-        let modified = self.data.objects().modify_queue_pair(number, changes);
-        modified.map(|()| DONE).map_err(refused)
+        self.data.objects().modify_queue_pair(number, changes)?;
+        Ok(DONE)
     }
 
     pub(super) fn query_queue_pair(&mut self, command: &Command) -> Result<Answer, Status> {
         let number = number(command.view::<QpHandle>()?.handle.get())?;
-        let queried = self.data.objects().query_queue_pair(number);
-        let attributes = queried.map_err(refused)?;
+        let attributes = self.data.objects().query_queue_pair(number)?;
         Ok(answer(&QueriedQp {
             state: (attributes.state as u32).into(),
             qkey: attributes.qkey.into(),
@@ -153,8 +149,8 @@ impl Engine {
 
     pub(super) fn destroy_queue_pair(&mut self, command: &Command) -> Result<Answer, Status> {
         let number = number(command.view::<QpHandle>()?.handle.get())?;
-        let destroyed = self.data.objects().destroy_queue_pair(number);
-        destroyed.map(|()| DONE).map_err(refused)
+        self.data.objects().destroy_queue_pair(number)?;
+        Ok(DONE)
     }
 }
 

@@ -3,15 +3,14 @@
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::admin::resource::{CreateAh, CreatedAh, DestroyAh, Numbered};
 
-use super::{DONE, answer, refused};
+use super::{DONE, answer};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
 use crate::objects::{CreateAddressHandle, Gid};
 
 impl Engine {
     pub(super) fn create_protection_domain(&mut self) -> Result<Answer, Status> {
-        let created = self.data.objects().create_protection_domain();
-        created.map(numbered).map_err(refused)
+        Ok(numbered(self.data.objects().create_protection_domain()?))
     }
 
     pub(super) fn destroy_protection_domain(
@@ -19,19 +18,18 @@ impl Engine {
         command: &Command,
     ) -> Result<Answer, Status> {
         let domain = command.view::<Numbered>()?.number.get();
-        let destroyed = self.data.objects().destroy_protection_domain(domain);
-        destroyed.map(|()| DONE).map_err(refused)
+        self.data.objects().destroy_protection_domain(domain)?;
+        Ok(DONE)
     }
 
     pub(super) fn create_uar(&mut self) -> Result<Answer, Status> {
-        let created = self.data.objects().create_uar();
-        created.map(numbered).map_err(refused)
+        Ok(numbered(self.data.objects().create_uar()?))
     }
 
     pub(super) fn destroy_uar(&mut self, command: &Command) -> Result<Answer, Status> {
         let uar = command.view::<Numbered>()?.number.get();
-        let destroyed = self.data.objects().destroy_uar(uar);
-        destroyed.map(|()| DONE).map_err(refused)
+        self.data.objects().destroy_uar(uar)?;
+        Ok(DONE)
     }
 
     pub(super) fn create_address_handle(&mut self, command: &Command) -> Result<Answer, Status> {
@@ -40,8 +38,7 @@ impl Engine {
             protection_domain: parameters.pd.get(),
             gid: Gid(parameters.destination),
         };
-        let created = self.data.objects().create_address_handle(parameters);
-        let handle = created.map_err(refused)?;
+        let handle = self.data.objects().create_address_handle(parameters)?;
         Ok(answer(&CreatedAh {
             ah: handle.into(),
             reserved: 0.into(),
@@ -51,8 +48,8 @@ impl Engine {
     pub(super) fn destroy_address_handle(&mut self, command: &Command) -> Result<Answer, Status> {
         let DestroyAh { ah, pd } = command.view()?;
         let mut objects = self.data.objects();
-        let destroyed = objects.destroy_address_handle(ah.get(), pd.get());
-        destroyed.map(|()| DONE).map_err(refused)
+        objects.destroy_address_handle(ah.get(), pd.get())?;
+        Ok(DONE)
     }
 }
 

@@ -32,7 +32,6 @@ pub(super) fn register(
     let (iova, length) = (request.iova.get(), request.length.get());
     let page_shift = request.flags.page_shift();
     let count = page_count(iova, length, page_shift);
-    let count = count.and_then(|count| usize::try_from(count).ok());
     let Some(count) = count.filter(|count| *count <= max_pages) else {
         return CompletionStatus::LocalBadLength;
     };

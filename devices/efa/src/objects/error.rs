@@ -103,6 +103,20 @@ pub enum ObjectError {
     },
 }
 
+impl ObjectError {
+    /// Returns the error for an object that does not exist.
+    pub(super) fn unknown(kind: ObjectKind, number: impl Into<u32>) -> Self {
+        let number = number.into();
+        Self::Unknown { kind, number }
+    }
+
+    /// Returns the error for an object that others use.
+    pub(super) fn in_use(kind: ObjectKind, number: impl Into<u32>) -> Self {
+        let number = number.into();
+        Self::InUse { kind, number }
+    }
+}
+
 /// Returns the error for an invalid value of a parameter.
 pub(super) fn invalid(parameter: &'static str, value: impl Into<u64>) -> ObjectError {
     ObjectError::Invalid {

@@ -46,7 +46,7 @@ impl Objects {
     /// is attached to a queue pair.
     pub fn destroy_event_counter(&mut self, number: u16) -> Result<(), ObjectError> {
         if self.event_counters.get(number)?.users > 0 {
-            return Err(in_use(number));
+            return Err(ObjectError::in_use(ObjectKind::EventCounter, number));
         }
         let counter = self.event_counters.remove(number)?;
         self.uars.remove_user(counter.uar);
@@ -92,7 +92,7 @@ impl Objects {
         }
         let mut attached = target.counters.iter();
         if let Some(other) = attached.find(|it| it.events & events != 0) {
-            return Err(in_use(other.counter));
+            return Err(ObjectError::in_use(ObjectKind::EventCounter, other.counter));
         }
         if events == 0 {
             return Ok(());
@@ -143,13 +143,6 @@ impl Objects {
                 counter.users = counter.users.saturating_sub(1);
             }
         }
-    }
-}
-
-fn in_use(number: u16) -> ObjectError {
-    ObjectError::InUse {
-        kind: ObjectKind::EventCounter,
-        number: number.into(),
     }
 }
 

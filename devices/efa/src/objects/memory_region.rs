@@ -249,12 +249,9 @@ impl MemoryRegions {
         let region = current.and_then(|current| self.regions.get(current));
         let region = region
             .filter(|region| region.protection_domain == protection_domain)
-            .ok_or(unknown(local_key))?;
+            .ok_or(ObjectError::unknown(ObjectKind::MemoryRegion, local_key))?;
         if region.is_valid {
-            return Err(ObjectError::InUse {
-                kind: ObjectKind::MemoryRegion,
-                number: local_key,
-            });
+            return Err(ObjectError::in_use(ObjectKind::MemoryRegion, local_key));
         }
         Ok(region.pages)
     }
@@ -274,7 +271,7 @@ impl MemoryRegions {
         let family = local_key >> VARIANT_BITS;
         let current = self.fast_keys.insert(family, local_key);
         let region = current.and_then(|current| self.regions.remove(&current));
-        let mut region = region.ok_or(unknown(local_key))?;
+        let mut region = region.ok_or(ObjectError::unknown(ObjectKind::MemoryRegion, local_key))?;
         self.remote_keys.remove(&region.remote_key);
         region.remote_key = region.remote_key & !VARIANTS | local_key & VARIANTS;
         region.address = parameters.address;
@@ -297,7 +294,7 @@ impl MemoryRegions {
         let region = self.regions.get_mut(&local_key).filter(|region| {
             region.protection_domain == protection_domain && region.is_fast && region.is_valid
         });
-        let region = region.ok_or(unknown(local_key))?;
+        let region = region.ok_or(ObjectError::unknown(ObjectKind::MemoryRegion, local_key))?;
         region.is_valid = false;
         region.ranges = Vec::new();
         Ok(())
@@ -309,7 +306,7 @@ impl MemoryRegions {
         let family = local_key >> VARIANT_BITS;
         let local_key = self.fast_keys.remove(&family).unwrap_or(local_key);
         let region = self.regions.remove(&local_key);
-        let region = region.ok_or(unknown(local_key))?;
+        let region = region.ok_or(ObjectError::unknown(ObjectKind::MemoryRegion, local_key))?;
         if region.is_fast {
             let family = region.remote_key >> VARIANT_BITS;
             self.fast_remote_keys.remove(&family);
@@ -404,22 +401,15 @@ impl MemoryRegions {
     }
 }
 
-fn unknown(local_key: u32) -> ObjectError {
-    ObjectError::Unknown {
-        kind: ObjectKind::MemoryRegion,
-        number: local_key,
-    }
-}
-
 /// Returns the number of pages of this size in a region, from its address and length, or `None` if
 /// they are invalid.
-pub(crate) fn page_count(address: u64, length: u64, page_shift: u8) -> Option<u64> {
+pub(crate) fn page_count(address: u64, length: u64, page_shift: u8) -> Option<usize> {
     if !limits::PAGE_SHIFTS.contains(&page_shift) {
         return None;
     }
     let in_page = address & ((1 << page_shift) - 1);
     let last = in_page.checked_add(length.checked_sub(1)?)?;
-    Some((last >> page_shift) + 1)
+    usize::try_from((last >> page_shift) + 1).ok()
 }
 
 /// Returns the ranges of a region's pages. There must be as many pages as the region has, each at a
@@ -442,9 +432,8 @@ fn ranges(parameters: &RegisterRegion<'_>) -> Result<Vec<Range>, ObjectError> {
         .is_some_and(|last| address.checked_add(last).is_some());
     let wanted = page_count(address, length, page_shift).filter(|_| fits);
     let wanted = wanted.ok_or_else(|| invalid("length of a memory region", length))?;
-    let count = pages.len() as u64;
-    if pages.len() > limits::PAGES_PER_REGION || count != wanted {
-        return Err(invalid("number of pages", count));
+    if pages.len() > limits::PAGES_PER_REGION || pages.len() != wanted {
+        return Err(invalid("number of pages", pages.len() as u64));
     }
     let mut ranges: Vec<Range> = Vec::new();
     let mut offset = 0;

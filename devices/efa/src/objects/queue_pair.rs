@@ -177,14 +177,14 @@ impl QueuePairs {
     pub(crate) fn get(&self, number: u16) -> Result<&QueuePair, ObjectError> {
         let pair = self.slots.get(slot(number)).ok();
         pair.filter(|pair| pair.number == number)
-            .ok_or(unknown(number))
+            .ok_or(ObjectError::unknown(ObjectKind::QueuePair, number))
     }
 
     /// Returns the queue pair of this number.
     pub(crate) fn get_mut(&mut self, number: u16) -> Result<&mut QueuePair, ObjectError> {
         let pair = self.slots.get_mut(slot(number)).ok();
         pair.filter(|pair| pair.number == number)
-            .ok_or(unknown(number))
+            .ok_or(ObjectError::unknown(ObjectKind::QueuePair, number))
     }
 
     /// Changes the queue pair of this slot, if there is one, which may then have something to do.
@@ -311,12 +311,5 @@ impl QueuePairs {
         };
         *generation = generation.checked_add(1).unwrap_or(1);
         u16::from(*generation) * limits::QUEUE_PAIRS + slot
-    }
-}
-
-fn unknown(number: u16) -> ObjectError {
-    ObjectError::Unknown {
-        kind: ObjectKind::QueuePair,
-        number: number.into(),
     }
 }

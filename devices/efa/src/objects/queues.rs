@@ -41,10 +41,7 @@ impl Objects {
         self.event_queues.get(number)?;
         let mut queues = self.completion_queues.iter();
         if queues.any(|(_, queue)| queue.event_queue == Some(number)) {
-            return Err(ObjectError::InUse {
-                kind: ObjectKind::EventQueue,
-                number: number.into(),
-            });
+            return Err(ObjectError::in_use(ObjectKind::EventQueue, number));
         }
         self.event_queues.remove(number).map(|_| ())
     }
@@ -111,10 +108,7 @@ impl Objects {
         self.completion_queues.get(number)?;
         let mut pairs = self.queue_pairs.iter();
         if pairs.any(|pair| pair.completes_in(number)) {
-            return Err(ObjectError::InUse {
-                kind: ObjectKind::CompletionQueue,
-                number: number.into(),
-            });
+            return Err(ObjectError::in_use(ObjectKind::CompletionQueue, number));
         }
         self.doorbells.close(Doorbell::Completion(number));
         let queue = self.completion_queues.remove(number)?;

@@ -77,10 +77,7 @@ impl<T> Slots<T> {
     }
 
     fn unknown(&self, number: u16) -> ObjectError {
-        ObjectError::Unknown {
-            kind: self.kind,
-            number: number.into(),
-        }
+        ObjectError::unknown(self.kind, number)
     }
 }
 
@@ -105,10 +102,7 @@ impl Slots<UserCount> {
     /// Removes an object. Fails while it has users.
     pub(super) fn remove_unused(&mut self, number: u16) -> Result<(), ObjectError> {
         if self.get(number)?.0 > 0 {
-            return Err(ObjectError::InUse {
-                kind: self.kind,
-                number: number.into(),
-            });
+            return Err(ObjectError::in_use(self.kind, number));
         }
         self.remove(number).map(|_| ())
     }
