@@ -33,6 +33,7 @@ mod fast_regions;
 mod local;
 mod loopback;
 mod peers;
+mod receive_queue;
 mod remote;
 mod requester;
 mod responder;

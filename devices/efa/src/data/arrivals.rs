@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::peers::{InFlight, SentPacket};
 use super::requester::Requester;
-use super::responder::{self, Responder, Sender};
+use super::responder::{Responder, Sender};
 use super::transfers::Payload;
 use super::turn::{STAGED_IN_A_TURN, Turn};
 use super::wire::{Answer, Arrival, Mail};
@@ -60,7 +60,7 @@ impl Turn<'_> {
         if let Some(slot) = sent.slot.as_ref().filter(|_| answer.is_err()) {
             // Without an answer the other adapter may still use it.
             let staging = &mut self.peers.staging;
-            staging.give_up_buffer_of(sent.gid, slot, self.now);
+            staging.give_up(sent.gid, slot.name.buffer(), self.now);
         }
         let Ok(pair) = self.objects.queue_pairs.get_mut(sent.pair) else {
             return;
@@ -97,16 +97,17 @@ impl Turn<'_> {
             Verb::Share => self.peers.share_arrived(&packet, from, arrival.descriptors),
             _ => Inbound {
                 packet: &packet,
-                sender: Sender {
-                    gid: from,
-                    pair: packet.source,
-                    kind,
-                    qkey: packet.qkey,
-                },
                 payload,
                 responder: Responder {
                     objects: self.objects,
                     local: self.local,
+                    sender: Sender {
+                        gid: from,
+                        pair: packet.source,
+                        kind,
+                        qkey: packet.qkey,
+                    },
+                    pair: packet.destination,
                 },
                 staging: &self.peers.staging,
             }
@@ -122,7 +123,6 @@ impl Turn<'_> {
 /// A packet of another adapter to a queue pair.
 struct Inbound<'a> {
     packet: &'a Packet,
-    sender: Sender,
     payload: &'a [u8],
     responder: Responder<'a>,
     staging: &'a Staging,
@@ -131,38 +131,26 @@ struct Inbound<'a> {
 impl Inbound<'_> {
     /// Executes a packet. Returns the answer, or the status of a failure.
     fn execute(&mut self) -> Result<Vec<u8>, Refusal> {
-        let Self {
-            packet,
-            sender,
-            payload,
-            responder,
-            ..
-        } = self;
-        let (to, payload) = (packet.destination, Payload::Bytes(payload));
+        let (packet, responder) = (self.packet, &mut self.responder);
+        let payload = Payload::Bytes(self.payload);
         let mut answer = packet::done(&[]);
         match packet.verb {
-            Verb::Message => {
-                responder.receive_message(sender, to, packet.immediate, payload)?;
-            }
+            Verb::Message => responder.receive_message(packet.immediate, payload)?,
             Verb::Announce => {
-                let immediate = packet.immediate.unwrap_or(0);
-                responder.receive_immediate(sender, to, immediate, packet.total)?;
-                let event = QueuePairEvent::Remote(Operation::RdmaWrite);
-                responder.completions().count_event(to, event);
+                responder.receive_immediate(packet.immediate.unwrap_or(0), packet.total)?;
+                responder.count_done(Operation::RdmaWrite);
             }
-            Verb::CountRead => responder.count_remote(sender, to, Operation::RdmaRead)?,
-            Verb::CountWrite => responder.count_remote(sender, to, Operation::RdmaWrite)?,
+            Verb::CountRead => responder.count_remote(Operation::RdmaRead)?,
+            Verb::CountWrite => responder.count_remote(Operation::RdmaWrite)?,
             Verb::Write if packet.is_staged => self.write_staged()?,
             Verb::Read if packet.is_staged => self.read_staged()?,
             Verb::Write => {
-                let whole = (packet.whole(), Need::RemoteWrite);
-                responder.check_remote_buffer(sender, to, whole)?;
-                responder.write_memory(sender, to, packet.part, payload)?;
+                responder.check_remote_buffer(packet.whole(), Need::RemoteWrite)?;
+                responder.write_memory(packet.part, payload)?;
             }
             Verb::Read => {
-                let whole = (packet.whole(), Need::RemoteRead);
-                responder.check_remote_buffer(sender, to, whole)?;
-                answer.extend(responder.read_memory(sender, to, packet.part)?);
+                responder.check_remote_buffer(packet.whole(), Need::RemoteRead)?;
+                answer.extend(responder.read_memory(packet.part)?);
             }
             Verb::Share => return Err(CompletionStatus::RemoteBadStatus.into()),
         }
@@ -189,10 +177,7 @@ impl Inbound<'_> {
     /// Writes a part of memory from its slot.
     fn write_staged(&mut self) -> Result<(), Refusal> {
         let (segments, slot) = self.staged_part(Need::RemoteWrite)?;
-        let (tag, bytes) = (
-            responder::tag(self.packet.destination),
-            self.packet.part.bytes,
-        );
+        let (tag, bytes) = (self.responder.tag(), self.packet.part.bytes);
         let local = &mut self.responder.local;
         let status = CompletionStatus::RemoteBadAddress;
         local.transfers.take_from(tag, &slot, &segments, status)?;
@@ -204,10 +189,7 @@ impl Inbound<'_> {
     /// Reads a part of memory into its slot.
     fn read_staged(&mut self) -> Result<(), Refusal> {
         let (segments, slot) = self.staged_part(Need::RemoteRead)?;
-        let (tag, bytes) = (
-            responder::tag(self.packet.destination),
-            self.packet.part.bytes,
-        );
+        let (tag, bytes) = (self.responder.tag(), self.packet.part.bytes);
         let local = &mut self.responder.local;
         let status = CompletionStatus::RemoteBadAddress;
         local.transfers.put_into(tag, &segments, &slot, status)?;
@@ -219,12 +201,11 @@ impl Inbound<'_> {
 
     /// Returns the memory of the part, and the slot that the packet names.
     fn staged_part(&mut self, need: Need) -> Result<(Vec<BusSegment>, Span), Refusal> {
-        let (packet, sender) = (self.packet, &self.sender);
-        let (to, responder) = (packet.destination, &mut self.responder);
-        responder.check_remote_buffer(sender, to, (packet.whole(), need))?;
-        let segments = responder.remote_buffer(sender, to, (packet.part, need))?;
+        let (packet, responder) = (self.packet, &mut self.responder);
+        responder.check_remote_buffer(packet.whole(), need)?;
+        let segments = responder.remote_buffer(packet.part, need)?;
         let name = SlotName::read_from_bytes(self.payload).ok();
-        let slot = name.and_then(|name| self.staging.shared(sender.gid, name));
+        let slot = name.and_then(|name| self.staging.shared(responder.sender.gid, name));
         Ok((segments, slot.ok_or(Refusal::NotStaged)?))
     }
 }

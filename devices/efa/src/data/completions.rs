@@ -14,7 +14,7 @@ use zerocopy::little_endian::{U16, U32};
 use super::local::Local;
 use crate::entry::ring_entry;
 use crate::objects::{Gid, NEVER_WRITTEN, Objects, QueuePairEvent};
-use crate::work::request::RequestId;
+use crate::work::request::WorkRequest;
 
 /// A message or an RDMA write that was received.
 #[derive(Clone, Copy, Debug)]
@@ -29,13 +29,6 @@ pub(super) struct Received {
     pub(super) source_pair: u16,
 }
 
-impl Received {
-    fn length_halves(&self) -> (u16, [u8; 2]) {
-        let [a, b, c, d] = self.bytes.to_le_bytes();
-        (u16::from_le_bytes([a, b]), [c, d])
-    }
-}
-
 /// Writes completions, events and event counters into the guest's memory.
 pub(super) struct CompletionWriter<'a> {
     pub(super) objects: &'a mut Objects,
@@ -45,35 +38,17 @@ pub(super) struct CompletionWriter<'a> {
 impl CompletionWriter<'_> {
     /// Ends a work request of this queue pair's send queue: counts it, and posts a completion if
     /// one is wanted or the request has failed.
-    pub(super) fn end_send(
-        &mut self,
-        pair: u16,
-        (id, is_signalled): (RequestId, bool),
-        operation: Operation,
-        status: CompletionStatus,
-    ) {
+    pub(super) fn end_send(&mut self, pair: u16, request: &WorkRequest, status: CompletionStatus) {
+        let WorkRequest { id, operation, .. } = *request;
         let is_ok = status == CompletionStatus::Ok;
         self.count_event(pair, QueuePairEvent::Sent { operation, is_ok });
-        if !is_ok || is_signalled {
-            self.complete_send(pair, id, operation, status);
+        if is_ok && !request.is_signalled {
+            return;
         }
-    }
-
-    fn complete_send(
-        &mut self,
-        pair: u16,
-        id: RequestId,
-        operation: Operation,
-        status: CompletionStatus,
-    ) {
-        let Ok(queue) = self
-            .objects
-            .queue_pairs
-            .get(pair)
-            .map(|it| it.send_completions)
-        else {
+        let Ok(sender) = self.objects.queue_pairs.get(pair) else {
             return;
         };
+        let queue = sender.send_completions;
         let flags = CompletionFlags::new()
             .with_queue_type(QueueType::Send as u8)
             .with_operation(operation as u8);
@@ -111,10 +86,10 @@ impl CompletionWriter<'_> {
             .with_operation(received.operation as u8)
             .with_has_immediate(received.immediate.is_some())
             .with_unsolicited(received.request.is_none());
-        let (length, length_high) = received.length_halves();
+        let [a, b, c, d] = received.bytes.to_le_bytes();
         let base = ReceiveCompletion {
             common: common(received.request.unwrap_or(0), received.status, flags, pair),
-            length: U16::new(length),
+            length: U16::from_bytes([a, b]),
             ah: U16::new(handle.unwrap_or(NO_ADDRESS_HANDLE)),
             src_qp_num: U16::new(received.source_pair),
             immediate: U32::new(received.immediate.unwrap_or(0)),
@@ -127,7 +102,7 @@ impl CompletionWriter<'_> {
         let mut extension = [0; 16];
         if received.operation == Operation::RdmaWrite {
             let [low, high, ..] = &mut extension;
-            (*low, *high) = length_high.into();
+            (*low, *high) = (c, d);
         } else if handle.is_none() && wants_source {
             extension = received.source.0;
         }

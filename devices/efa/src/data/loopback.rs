@@ -43,20 +43,18 @@ impl Loopback<'_> {
         let whole = Part::whole(request.bytes);
         let segments = self.segments(Need::LocalRead, whole)?;
         let payload = payload(request, &segments, whole);
-        let (sender, to) = (&self.requester.sender, request.destination);
         if self.job.not_ready == 0 {
             let statistics = &mut self.responder.local.statistics;
             statistics.count_sent(request.bytes);
         }
-        self.responder
-            .receive_message(sender, to, request.immediate, payload)?;
+        let immediate = request.immediate;
+        self.responder.receive_message(immediate, payload)?;
         self.job.moved = request.bytes;
         Ok(true)
     }
 
     fn write(&mut self) -> Result<bool, CompletionStatus> {
         let request = &self.job.request;
-        let (sender, to) = (&self.requester.sender, request.destination);
         let Some(left @ 1..) = request.bytes.checked_sub(self.job.moved) else {
             return self.announce_write();
         };
@@ -64,13 +62,13 @@ impl Loopback<'_> {
         if part.len < left && self.job.moved == 0 {
             // A write that does not fit writes nothing.
             self.segments(Need::LocalRead, Part::whole(request.bytes))?;
-            let whole = (request.remote, Need::RemoteWrite);
-            self.responder.check_remote_buffer(sender, to, whole)?;
+            self.responder
+                .check_remote_buffer(request.remote, Need::RemoteWrite)?;
         }
         let segments = self.segments(Need::LocalRead, part)?;
         let payload = payload(request, &segments, part);
         let remote = request.remote.part(part);
-        self.responder.write_memory(sender, to, remote, payload)?;
+        self.responder.write_memory(remote, payload)?;
         self.responder.local.statistics.count_sent(part.len);
         self.job.moved += part.len;
         if self.job.moved < self.job.request.bytes {
@@ -82,33 +80,29 @@ impl Loopback<'_> {
     /// Announces a complete RDMA write if it has immediate data.
     fn announce_write(&mut self) -> Result<bool, CompletionStatus> {
         let request = &self.job.request;
-        let (sender, to) = (&self.requester.sender, request.destination);
         if request.bytes == 0 {
-            let remote = (request.remote, Need::RemoteWrite);
-            self.responder.remote_buffer(sender, to, remote)?;
+            self.responder
+                .remote_buffer(request.remote, Need::RemoteWrite)?;
         }
         if let Some(immediate) = request.immediate {
-            self.responder
-                .receive_immediate(sender, to, immediate, request.bytes)?;
+            self.responder.receive_immediate(immediate, request.bytes)?;
         }
         Ok(true)
     }
 
     fn read(&mut self) -> Result<bool, CompletionStatus> {
         let request = &self.job.request;
-        let (sender, destination) = (&self.requester.sender, request.destination);
         let left = request.bytes.saturating_sub(self.job.moved);
         let part = Part::new(self.job.moved, left.min(SLICE_BYTES));
         if part.len < left && self.job.moved == 0 {
             // A read that does not fit reads nothing.
             self.segments(Need::LocalWrite, Part::whole(request.bytes))?;
-            let whole = (request.remote, Need::RemoteRead);
             self.responder
-                .check_remote_buffer(sender, destination, whole)?;
+                .check_remote_buffer(request.remote, Need::RemoteRead)?;
         }
         let to = self.segments(Need::LocalWrite, part)?;
-        let from = (request.remote.part(part), Need::RemoteRead);
-        let from = self.responder.remote_buffer(sender, destination, from)?;
+        let from = request.remote.part(part);
+        let from = self.responder.remote_buffer(from, Need::RemoteRead)?;
         let local = &mut self.responder.local;
         let failure = Failure {
             source: CompletionStatus::RemoteBadAddress,

@@ -111,13 +111,17 @@ impl Peers {
         let Some((number, fd)) = self.staging.new_buffer(gid) else {
             return;
         };
-        let packet = Packet::of_adapter(Verb::Share, number.into()).encode(&[]);
-        match self.request(gid, &packet, vec![Arc::new(fd)]) {
+        let mut packet = Packet {
+            verb: Verb::Share,
+            ..Packet::default()
+        };
+        packet.part.address = number.into();
+        match self.request(gid, &packet.encode(&[]), vec![Arc::new(fd)]) {
             Ok(token) => {
                 let buffer = InFlight::Buffer { gid, number };
                 self.in_flight.insert(token, buffer);
             }
-            Err(_) => self.staging.give_up(gid, now),
+            Err(_) => self.staging.give_up(gid, number, now),
         }
     }
 

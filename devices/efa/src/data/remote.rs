@@ -274,7 +274,7 @@ impl RemoteRequest<'_> {
             return self.job.remote.fail(CompletionStatus::RemoteBadStatus);
         };
         let staging = &mut self.peers.staging;
-        staging.give_up_buffer_of(self.gid, slot, self.now);
+        staging.give_up(self.gid, slot.name.buffer(), self.now);
         self.job.remote.again.push(sent.part);
         Step::Again
     }

@@ -123,7 +123,7 @@ pub(super) fn payload<'a>(
 ) -> Payload<'a> {
     match &request.data {
         Data::Buffers(_) => Payload::Segments(segments),
-        Data::Register(_) | Data::Invalidate(_) => Payload::Bytes(&[]),
+        Data::Register(_) | Data::Invalidate(_) | Data::Refused(_) => Payload::Bytes(&[]),
         Data::Inline(data) => {
             let (offset, len) = (part.offset as usize, part.len as usize);
             let data = data.get(offset..).unwrap_or_default();

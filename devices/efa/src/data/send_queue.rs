@@ -6,11 +6,13 @@ use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, Operation};
 
 use super::fast_regions::{invalidate, register};
 use super::loopback::{Loopback, SLICE_BYTES};
+use super::receive_queue::ReceiveQueue;
 use super::requester::{Requester, unreliable};
+use super::responder::Responder;
 use super::turn::{STAGED_IN_A_TURN, Turn};
-use crate::objects::{DroppedRequest, QueuePairEvent, QueuePairKind, QueuePairState};
+use crate::objects::{DroppedRequest, QueuePairKind, QueuePairState};
 use crate::work::job::{Job, Step, Wait};
-use crate::work::request::{BadRequest, Data, WorkRequest};
+use crate::work::request::{Data, WorkRequest};
 
 /// Limit of the work requests that a queue pair executes in its turn.
 const SLICE_REQUESTS: usize = 32;
@@ -53,13 +55,11 @@ impl Turn<'_> {
             let before = job.moved;
             let step = self.step(number, &mut job);
             bytes = bytes.saturating_add(job.moved.saturating_sub(before));
+            let pairs = &mut self.objects.queue_pairs;
             match step {
                 Step::Done(status) => self.finish(number, &job, status),
-                Step::Again => self
-                    .objects
-                    .queue_pairs
-                    .put_back(number, index, job, Wait::Turn),
-                Step::After(wait) => self.objects.queue_pairs.put_back(number, index, job, wait),
+                Step::Again => pairs.put_back(number, index, job, Wait::Turn),
+                Step::After(wait) => pairs.put_back(number, index, job, wait),
             }
             if bytes >= SLICE_BYTES || self.local.transfers.staged >= STAGED_IN_A_TURN {
                 break;
@@ -95,10 +95,7 @@ impl Turn<'_> {
                 Ok(None) => return,
                 Ok(Some((taken, request))) => {
                     let id = self.peers.next_id();
-                    let job = match request {
-                        Ok(request) => Job::new(request, id, taken),
-                        Err(bad) => Job::refused(&bad, id, taken),
-                    };
+                    let job = Job::new(request, id, taken);
                     let origin = Origin::command(number, taken);
                     let requester = self.local.transfers.session.requester();
                     requester
@@ -113,12 +110,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes one entry out of the send queue. It is read once.
-    #[expect(clippy::type_complexity, reason = "a number and its kind")]
-    fn take_entry(
-        &mut self,
-        number: u16,
-    ) -> Result<Option<(u16, Result<WorkRequest, BadRequest>)>, BadSendQueue> {
+    /// Takes one entry out of the send queue, and returns it with its number. It is read once.
+    fn take_entry(&mut self, number: u16) -> Result<Option<(u16, WorkRequest)>, BadSendQueue> {
         let pair = self.objects.queue_pairs.get_mut(number);
         let pair = pair.map_err(|_| BadSendQueue)?;
         let Some(offset) = pair.send.peek(0).map_err(|_| BadSendQueue)? else {
@@ -135,9 +128,6 @@ impl Turn<'_> {
 
     /// Executes a step of a work request.
     fn step(&mut self, number: u16, job: &mut Job) -> Step {
-        if let Some(status) = job.refusal {
-            return Step::Done(status);
-        }
         let Ok(pair) = self.objects.queue_pairs.get(number) else {
             return Step::Done(CompletionStatus::Flushed);
         };
@@ -149,6 +139,7 @@ impl Turn<'_> {
                 register(&mut self.objects.regions, session, requester, registration)
             }
             Data::Invalidate(key) => invalidate(&mut self.objects.regions, domain, *key),
+            Data::Refused(status) => *status,
             Data::Inline(_) | Data::Buffers(_) => return self.transfer(requester, job),
         };
         Step::Done(status)
@@ -156,7 +147,7 @@ impl Turn<'_> {
 
     /// Executes a step of a work request that moves data.
     fn transfer(&mut self, requester: &Requester, job: &mut Job) -> Step {
-        let (to, operation) = (job.request.destination, job.request.operation);
+        let operation = job.request.operation;
         if operation != Operation::Send && requester.is_datagram() {
             return Step::Done(CompletionStatus::LocalUnsupportedOperation);
         }
@@ -173,13 +164,17 @@ impl Turn<'_> {
         }
         let mut loopback = Loopback {
             requester,
+            responder: Responder {
+                objects: self.objects,
+                local: self.local,
+                sender: requester.sender,
+                pair: job.request.destination,
+            },
             job,
-            responder: self.responder(),
         };
         match loopback.step() {
             Ok(true) => {
-                let event = QueuePairEvent::Remote(operation);
-                self.completions().count_event(to, event);
+                loopback.responder.count_done(operation);
                 Step::Done(CompletionStatus::Ok)
             }
             Ok(false) => Step::Again,
@@ -190,22 +185,25 @@ impl Turn<'_> {
     }
 
     /// Ends a work request.
-    pub(super) fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
+    fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
         let request = &job.request;
         let origin = Origin::command(number, job.number);
         let requester = self.local.transfers.session.requester();
         requester.ledger().end(origin, u16::from(status as u8));
         self.local.statistics.count_end(request, status);
-        let id = (request.id, request.is_signalled);
-        self.completions()
-            .end_send(number, id, request.operation, status);
+        self.completions().end_send(number, request, status);
     }
 
     /// Flushes the requests that are posted or in progress on a queue pair in error. Returns `true`
     /// if there may be more.
     fn flush(&mut self, number: u16) -> bool {
         let more_sends = self.flush_sends(number, SLICE_REQUESTS);
-        let more_receives = self.responder().flush_receives(number, SLICE_REQUESTS);
+        let mut receives = ReceiveQueue {
+            objects: self.objects,
+            local: self.local,
+            pair: number,
+        };
+        let more_receives = receives.flush(SLICE_REQUESTS);
         more_sends || more_receives
     }
 
@@ -217,9 +215,8 @@ impl Turn<'_> {
             }
         }
         for _ in 0..limit {
-            let (id, operation) = match self.take_entry(number) {
-                Ok(Some((_, Ok(request)))) => (request.id, request.operation),
-                Ok(Some((_, Err(bad)))) => (bad.id, bad.operation),
+            let request = match self.take_entry(number) {
+                Ok(Some((_, request))) => request,
                 Ok(None) => return false,
                 Err(BadSendQueue) => {
                     if let Ok(pair) = self.objects.queue_pairs.get_mut(number) {
@@ -228,8 +225,8 @@ impl Turn<'_> {
                     return false;
                 }
             };
-            self.completions()
-                .end_send(number, (id, true), operation, CompletionStatus::Flushed);
+            let status = CompletionStatus::Flushed;
+            self.completions().end_send(number, &request, status);
         }
         true
     }

@@ -3,6 +3,7 @@
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 
+use crate::objects::QueuePairKind;
 use crate::work::request::WorkRequest;
 
 /// Counters of an adapter since its start (`efa_admin_*_stats`). Bytes are payload bytes.
@@ -67,6 +68,11 @@ impl Statistics {
     pub(super) fn count_received(&mut self, bytes: usize) {
         self.received_packets += 1;
         self.received_bytes += bytes as u64;
+    }
+
+    /// Counts a dropped datagram. The sender of any other message learns of the failure.
+    pub(super) fn count_dropped(&mut self, kind: QueuePairKind) {
+        self.dropped += u64::from(kind == QueuePairKind::Datagram);
     }
 
     /// Counts a work request that has ended.

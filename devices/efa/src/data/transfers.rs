@@ -153,7 +153,9 @@ impl Transfers {
                     Ok(())
                 }),
         };
-        self.end_slot(copied, from)
+        self.session.release();
+        self.staged += total(from) as u64;
+        copied
     }
 
     /// Copies the beginning of a slot into memory, as much as there is room for. The status says
@@ -180,16 +182,8 @@ impl Transfers {
                 })
             }
         };
-        self.end_slot(copied, to)
-    }
-
-    fn end_slot(
-        &mut self,
-        copied: Result<(), Refusal>,
-        segments: &[BusSegment],
-    ) -> Result<(), Refusal> {
         self.session.release();
-        self.staged += total(segments) as u64;
+        self.staged += total(to) as u64;
         copied
     }
 

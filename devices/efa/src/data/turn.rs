@@ -7,7 +7,6 @@ use super::local::Local;
 use super::peers::Peers;
 use super::remote::RemoteRequest;
 use super::requester::Requester;
-use super::responder::Responder;
 use crate::objects::{Gid, Objects};
 use crate::work::job::Job;
 
@@ -27,13 +26,6 @@ pub(super) struct Turn<'a> {
 impl Turn<'_> {
     pub(super) fn completions(&mut self) -> CompletionWriter<'_> {
         CompletionWriter {
-            objects: self.objects,
-            local: self.local,
-        }
-    }
-
-    pub(super) fn responder(&mut self) -> Responder<'_> {
-        Responder {
             objects: self.objects,
             local: self.local,
         }

@@ -7,7 +7,7 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_fabric::Gid;
 
 use super::packet::Verb;
-use super::request::{BadRequest, Data, Part, WorkRequest};
+use super::request::{Data, Part, WorkRequest};
 use super::staging::Slot;
 
 /// Limit of a queue pair's work requests in progress. Those that wait for a receive of their
@@ -27,8 +27,6 @@ pub(crate) struct Job {
     /// Number of times that the destination had no receive.
     pub(crate) not_ready: u8,
     pub(crate) wait: Wait,
-    /// The status with which it is refused, if it cannot be executed.
-    pub(crate) refusal: Option<CompletionStatus>,
     pub(crate) remote: Remote,
 }
 
@@ -118,16 +116,7 @@ impl Job {
             moved: 0,
             not_ready: 0,
             wait: Wait::Turn,
-            refusal: None,
             remote: Remote::default(),
-        }
-    }
-
-    /// Makes the job of a request that cannot be executed.
-    pub(crate) fn refused(bad: &BadRequest, id: u64, number: u16) -> Self {
-        Self {
-            refusal: Some(bad.status),
-            ..Self::new(bad.request(), id, number)
         }
     }
 
@@ -252,26 +241,15 @@ impl Jobs {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_efa_spec::work::Operation;
-
     use super::*;
-    use crate::work::request::RequestId;
 
     #[test]
     fn jobs_that_wait_for_a_receive_leave_the_window_to_others() {
-        let bad = BadRequest {
-            id: RequestId {
-                low: 0,
-                high: [0; 3],
-            },
-            operation: Operation::Send,
-            status: CompletionStatus::LocalBadLength,
-        };
         let now = Instant::now();
         let mut jobs = Jobs::default();
         let mut add = |wait, count| {
             for id in 0..count {
-                let job = Job::refused(&bad, id, 0);
+                let job = Job::new(WorkRequest::parse(&[]), id, 0);
                 jobs.add(Job { wait, ..job });
             }
             jobs.is_full(u16::MAX)

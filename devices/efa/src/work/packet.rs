@@ -22,10 +22,11 @@ const _: () = assert!(PART_BYTES as usize + size_of::<Header>() <= peerbar_fabri
 const _: () = assert!(crate::limits::MESSAGE_BYTES <= PART_BYTES);
 
 /// The request of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Verb {
     /// Receive this message.
+    #[default]
     Message = 0,
     /// Answer with this part of memory.
     Read = 1,
@@ -61,7 +62,7 @@ struct Header {
 }
 
 /// A packet without its payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Packet {
     pub(crate) verb: Verb,
     /// Number of the sender's queue pair.
@@ -80,24 +81,6 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Makes a packet that concerns no queue pair, with the number of a staging buffer.
-    pub(crate) fn of_adapter(verb: Verb, number: u64) -> Self {
-        Self {
-            verb,
-            source: 0,
-            destination: 0,
-            qkey: 0,
-            immediate: None,
-            is_staged: false,
-            part: Buffer {
-                key: 0,
-                address: number,
-                bytes: 0,
-            },
-            total: 0,
-        }
-    }
-
     /// Returns the packet with this payload.
     pub(crate) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let header = Header {

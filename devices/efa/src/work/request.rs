@@ -5,7 +5,7 @@ use peerbar_efa_spec::work::{
     FastInvalidation, FastRegistration, INLINE_BYTES, LONG_INLINE_BYTES, LONG_SEND_ENTRY_BYTES,
     LocalBuffer, Operation, RDMA_BUFFERS, RemoteBuffer, SEND_BUFFERS, SendMeta,
 };
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, FromZeros};
 
 use crate::limits;
 
@@ -72,6 +72,8 @@ pub(crate) enum Data {
     Register(FastRegistration),
     /// No data: the memory of the region of this local key is removed.
     Invalidate(u32),
+    /// The request cannot be executed, and ends with this status.
+    Refused(CompletionStatus),
 }
 
 impl Data {
@@ -79,7 +81,7 @@ impl Data {
         match self {
             Self::Inline(data) => data.len() as u64,
             Self::Buffers(buffers) => buffers.iter().map(|it| u64::from(it.bytes)).sum(),
-            Self::Register(_) | Self::Invalidate(_) => 0,
+            Self::Register(_) | Self::Invalidate(_) | Self::Refused(_) => 0,
         }
     }
 }
@@ -103,76 +105,24 @@ pub(crate) struct WorkRequest {
     pub(crate) bytes: u32,
 }
 
-/// A work request that cannot be executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BadRequest {
-    pub(crate) id: RequestId,
-    pub(crate) operation: Operation,
-    pub(crate) status: CompletionStatus,
-}
-
 const META_BYTES: usize = size_of::<SendMeta>();
 const BUFFER_BYTES: usize = size_of::<LocalBuffer>();
 
-impl BadRequest {
-    /// Returns a request of this identity that moves nothing.
-    pub(crate) fn request(&self) -> WorkRequest {
-        WorkRequest {
-            id: self.id,
-            operation: self.operation,
-            destination: 0,
-            address_handle: 0,
-            qkey: 0,
-            immediate: None,
-            is_signalled: true,
-            data: Data::Inline(Vec::new()),
-            remote: Buffer::default(),
-            bytes: 0,
-        }
-    }
-}
-
 impl WorkRequest {
     /// Parses the request in an entry of 64 or 128 bytes.
-    pub(crate) fn parse(entry: &[u8]) -> Result<Self, BadRequest> {
-        let Ok((meta, body)) = SendMeta::read_from_prefix(entry) else {
-            return Err(BadRequest {
-                id: RequestId {
-                    low: 0,
-                    high: [0; 3],
-                },
-                operation: Operation::Send,
-                status: CompletionStatus::LocalQueuePair,
-            });
-        };
-        let id = RequestId {
-            low: meta.req_id.get(),
-            high: meta.req_id_ex.map(|part| part.get()),
-        };
-        let known = Operation::from_number(meta.control.operation());
-        let operation = known.unwrap_or(Operation::Send);
-        let bad = |status| BadRequest {
-            id,
-            operation,
-            status,
-        };
-        let is_whole = meta.control.is_meta() && meta.flags.first() && meta.flags.last();
-        if known.is_none() || !is_whole || meta.control.meta_extension() {
-            return Err(bad(CompletionStatus::LocalUnsupportedOperation));
-        }
-        let is_long = META_BYTES + body.len() >= LONG_SEND_ENTRY_BYTES;
-        let (data, remote) = match operation {
-            Operation::Send => (send_data(&meta, body, is_long).map_err(bad)?, None),
-            Operation::RdmaRead | Operation::RdmaWrite => {
-                rdma_data(&meta, operation, body, is_long).map_err(bad)?
-            }
-            Operation::FastRegister => (register_data(body).map_err(bad)?, None),
-            Operation::FastInvalidate => (invalidate_data(body).map_err(bad)?, None),
-        };
-        let bytes = length(operation, &data, remote).map_err(bad)?;
-        Ok(Self {
-            id,
-            operation,
+    pub(crate) fn parse(entry: &[u8]) -> Self {
+        let parsed = SendMeta::read_from_prefix(entry);
+        let (meta, body) = parsed.unwrap_or_else(|_| (SendMeta::new_zeroed(), &[]));
+        let operation = Operation::from_number(meta.control.operation());
+        let contents = contents(operation, &meta, body);
+        let (data, remote, bytes) =
+            contents.unwrap_or_else(|status| (Data::Refused(status), Buffer::default(), 0));
+        Self {
+            id: RequestId {
+                low: meta.req_id.get(),
+                high: meta.req_id_ex.map(|part| part.get()),
+            },
+            operation: operation.unwrap_or(Operation::Send),
             destination: meta.dest_qp_num.get(),
             address_handle: meta.ah.get(),
             qkey: meta.qkey.get(),
@@ -182,10 +132,30 @@ impl WorkRequest {
                 .then(|| meta.immediate_data.get()),
             is_signalled: meta.flags.completion(),
             data,
-            remote: remote.unwrap_or_default(),
+            remote,
             bytes,
-        })
+        }
     }
+}
+
+/// Returns the data of a request, its remote buffer, and the number of bytes that it moves.
+fn contents(
+    operation: Option<Operation>,
+    meta: &SendMeta,
+    body: &[u8],
+) -> Result<(Data, Buffer, u32), CompletionStatus> {
+    let is_whole = meta.control.is_meta() && meta.flags.first() && meta.flags.last();
+    let operation = operation.filter(|_| is_whole && !meta.control.meta_extension());
+    let operation = operation.ok_or(CompletionStatus::LocalUnsupportedOperation)?;
+    let is_long = META_BYTES + body.len() >= LONG_SEND_ENTRY_BYTES;
+    let (data, remote) = match operation {
+        Operation::Send => (send_data(meta, body, is_long)?, None),
+        Operation::RdmaRead | Operation::RdmaWrite => rdma_data(meta, operation, body, is_long)?,
+        Operation::FastRegister => (register_data(body)?, None),
+        Operation::FastInvalidate => (invalidate_data(body)?, None),
+    };
+    let bytes = length(operation, &data, remote)?;
+    Ok((data, remote.unwrap_or_default(), bytes))
 }
 
 /// Returns the number of bytes that a request moves.
@@ -325,7 +295,10 @@ mod tests {
     }
 
     fn status(entry: &[u8]) -> Option<CompletionStatus> {
-        WorkRequest::parse(entry).err().map(|bad| bad.status)
+        match WorkRequest::parse(entry).data {
+            Data::Refused(status) => Some(status),
+            _ => None,
+        }
     }
 
     #[test]
@@ -336,7 +309,7 @@ mod tests {
             &[a.as_bytes(), b.as_bytes()],
             SEND_ENTRY_BYTES,
         );
-        let request = WorkRequest::parse(&entry).unwrap();
+        let request = WorkRequest::parse(&entry);
         let Data::Buffers(buffers) = &request.data else {
             panic!("{request:?}");
         };
@@ -400,9 +373,8 @@ mod tests {
             let meta = meta(Operation::RdmaRead, 1);
             let (remote, local) = (remote(remote_length), local(local_length));
             let entry = entry(&meta, &[remote.as_bytes(), local.as_bytes()], 64);
-            WorkRequest::parse(&entry)
-                .map(|it| it.bytes)
-                .map_err(|it| it.status)
+            let request = WorkRequest::parse(&entry);
+            status(&entry).map_or(Ok(request.bytes), Err)
         };
         assert_eq!(bytes(100, 100), Ok(100));
         assert_eq!(bytes(100, 4096), Ok(100));
@@ -440,7 +412,8 @@ mod tests {
                 bytes[2] = bytes[2] & 0x3f | 0x80;
                 bytes[3] |= 0x0c;
             }
-            if let Ok(request) = WorkRequest::parse(&bytes) {
+            let request = WorkRequest::parse(&bytes);
+            if !matches!(request.data, Data::Refused(_)) {
                 prop_assert!(u64::from(request.bytes) <= request.data.bytes());
                 let limit = if request.operation == Operation::Send {
                     limits::MESSAGE_BYTES

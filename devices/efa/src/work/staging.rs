@@ -53,6 +53,11 @@ impl SlotName {
             index: U32::new(index),
         }
     }
+
+    /// Returns the number of its buffer.
+    pub(crate) fn buffer(self) -> u32 {
+        self.buffer.get()
+    }
 }
 
 /// A slot that a request of this adapter has taken. Dropping it frees the slot.
@@ -177,30 +182,21 @@ impl Staging {
         waiters.any(|(_, gid)| self.free_slots(*gid) > 0)
     }
 
-    /// Gives up the buffer of an adapter that may still use a slot of it, or does not know it. The
-    /// adapter gets another one later.
-    pub(crate) fn give_up(&mut self, gid: Gid, now: Instant) {
-        let peer = self.peer(gid);
-        peer.buffer = None;
+    /// Gives up the buffer of this number, unless it has been replaced: the adapter may still use a
+    /// slot of it, or does not know it. The adapter gets another one later.
+    pub(crate) fn give_up(&mut self, gid: Gid, number: u32, now: Instant) {
+        let Some(peer) = self.peers.get_mut(&gid) else {
+            return;
+        };
+        if peer.buffer.take_if(|it| it.number == number).is_none() {
+            return;
+        }
         peer.refused_until = Some(now + REFUSED);
         self.refusals += 1;
         let all = self.refusals;
         log::debug!(
             "the staging buffer for {gid} is given up: payload goes in packets for {REFUSED:?}, {all} times so far"
         );
-    }
-
-    /// Gives up the buffer of this number, unless it has been replaced.
-    fn give_up_number(&mut self, gid: Gid, number: u32, now: Instant) {
-        let buffer = self.peers.get(&gid).and_then(|peer| peer.buffer.as_ref());
-        if buffer.is_some_and(|it| it.number == number) {
-            self.give_up(gid, now);
-        }
-    }
-
-    /// Gives up the buffer of a slot, unless it has been replaced.
-    pub(crate) fn give_up_buffer_of(&mut self, gid: Gid, slot: &Slot, now: Instant) {
-        self.give_up_number(gid, slot.name.buffer.get(), now);
     }
 
     /// Takes a buffer that an adapter shares, in place of its former one. Returns `false` if it
@@ -264,7 +260,7 @@ impl Staging {
     /// Takes an adapter's answer, which accepts or refuses a buffer.
     pub(crate) fn take_answer(&mut self, gid: Gid, number: u32, is_taken: bool, now: Instant) {
         if !is_taken {
-            return self.give_up_number(gid, number, now);
+            return self.give_up(gid, number, now);
         }
         let buffer = self.peer(gid).buffer.as_mut();
         if let Some(buffer) = buffer.filter(|it| it.number == number) {
@@ -352,10 +348,10 @@ mod tests {
         let now = Instant::now();
         known(&mut staging);
         let slot = staging.take_slot(A).unwrap();
-        staging.give_up_buffer_of(A, &slot, now);
+        staging.give_up(A, slot.name.buffer(), now);
         assert!(staging.take_slot(A).is_none());
         known(&mut staging);
-        staging.give_up_buffer_of(A, &slot, now);
+        staging.give_up(A, slot.name.buffer(), now);
         let next = staging.take_slot(A).unwrap();
         assert_ne!(next.name, slot.name);
         drop((slot, next));

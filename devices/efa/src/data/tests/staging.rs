@@ -381,7 +381,12 @@ fn ask(it: &mut Two, packet: &Packet, payload: &[u8], fds: Vec<OwnedFd>) -> Opti
 /// Offers a buffer that this test made to the far adapter, as number 7. Returns `true` if it takes
 /// the buffer.
 fn share(it: &mut Two, fds: Vec<OwnedFd>) -> bool {
-    let answer = ask(it, &Packet::of_adapter(Verb::Share, 7), &[], fds).unwrap();
+    let mut share = Packet {
+        verb: Verb::Share,
+        ..Packet::default()
+    };
+    share.part.address = 7;
+    let answer = ask(it, &share, &[], fds).unwrap();
     decode_answer(&answer).is_ok()
 }
 
