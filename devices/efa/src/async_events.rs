@@ -30,7 +30,8 @@ pub(crate) struct AsyncEvents {
     address: u64,
     depth: u16,
     pub(crate) vector: u16,
-    enabled: u32,
+    /// The groups that are reported.
+    pub(crate) enabled: u32,
     /// Number of events posted, modulo 2^32.
     posted: u32,
     started: Instant,
@@ -54,16 +55,6 @@ impl AsyncEvents {
             started: now,
             next_keep_alive: now + KEEP_ALIVE,
         })
-    }
-
-    /// Sets the groups to report.
-    pub(crate) fn enable(&mut self, groups: u32) {
-        self.enabled = groups;
-    }
-
-    /// Returns the groups that are reported.
-    pub(crate) fn enabled(&self) -> u32 {
-        self.enabled
     }
 
     /// Returns the time of the next event.
@@ -146,7 +137,7 @@ mod tests {
     fn keep_alive_is_due_only_while_it_is_enabled() {
         let mut events = AsyncEvents::new(setup(16, 64), 0, Instant::now()).unwrap();
         assert_eq!(events.due(), None);
-        events.enable(supported_groups());
+        events.enabled = supported_groups();
         assert_eq!(events.due(), Some(events.next_keep_alive));
         assert_eq!(supported_groups(), 0x1e);
     }

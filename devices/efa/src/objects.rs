@@ -140,20 +140,18 @@ impl Objects {
         &mut self,
         parameters: CreateAddressHandle,
     ) -> Result<u16, ObjectError> {
-        let CreateAddressHandle {
-            protection_domain,
-            gid,
-        } = parameters;
+        let protection_domain = parameters.protection_domain;
         self.protection_domains.get(protection_domain)?;
-        if let Some(number) = self.address_handles.handle_of(gid, protection_domain) {
+        let handles = &self.address_handles;
+        if let Some(number) = handles.handle_of(parameters.gid, protection_domain) {
             self.address_handles.get_mut(number)?.users += 1;
             return Ok(number);
         }
-        let number = self.address_handles.insert(AddressHandle {
-            protection_domain,
-            gid,
+        let handle = AddressHandle {
+            parameters,
             users: 1,
-        })?;
+        };
+        let number = self.address_handles.insert(handle)?;
         self.protection_domains.add_user(protection_domain)?;
         Ok(number)
     }

@@ -25,7 +25,7 @@ impl Engine {
             }
             id::ASYNC_EVENTS => answer(&EventGroups {
                 supported: supported_groups().into(),
-                enabled: self.events.as_ref().map_or(0, AsyncEvents::enabled).into(),
+                enabled: self.events.as_ref().map_or(0, |it| it.enabled).into(),
             }),
             id::NETWORK_ATTRIBUTES => answer(&attributes::network(self.gid)),
             id::QUEUE_ATTRIBUTES_1 => answer(&attributes::queues_1()),
@@ -52,7 +52,7 @@ impl Engine {
         let enabled = groups.enabled.get();
         possible(enabled & !supported_groups() == 0)?;
         if let Some(events) = &mut self.events {
-            events.enable(enabled);
+            events.enabled = enabled;
             return Ok(());
         }
         let setup = self.shared.with(|registers| registers.event_setup());

@@ -13,7 +13,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::local::Local;
 use crate::entry::ring_entry;
-use crate::objects::{Gid, NEVER_WRITTEN, Objects, QueuePairEvent};
+use crate::objects::{CreateEventQueue, Gid, NEVER_WRITTEN, Objects, QueuePairEvent};
 use crate::work::request::WorkRequest;
 
 /// A message or an RDMA write that was received.
@@ -98,7 +98,7 @@ impl CompletionWriter<'_> {
             .objects
             .completion_queues
             .get(queue)
-            .is_ok_and(|it| it.with_source_address);
+            .is_ok_and(|it| it.parameters.with_source_address);
         let mut extension = [0; 16];
         if received.operation == Operation::RdmaWrite {
             let [low, high, ..] = &mut extension;
@@ -121,7 +121,7 @@ impl CompletionWriter<'_> {
             self.objects.queue_pairs.fail(pair);
             return false;
         }
-        if queue.outstanding() >= queue.entries {
+        if queue.outstanding() >= queue.parameters.entries {
             let doorbell = queue.polled_doorbell;
             let written = doorbell.and_then(|offset| self.objects.bar_memory.load(offset).ok());
             if let Some(value) = written {
@@ -129,7 +129,7 @@ impl CompletionWriter<'_> {
                 queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
             }
         }
-        if queue.outstanding() >= queue.entries && queue.is_followed {
+        if queue.outstanding() >= queue.parameters.entries && queue.is_followed {
             log::debug!("completion queue {number} overflows");
             self.fail_queue(number);
             return false;
@@ -170,7 +170,7 @@ impl CompletionWriter<'_> {
             if self.local.transfers.keeps_entries() {
                 return true;
             }
-            let bytes = entry.get(..queue.entry_bytes).unwrap_or(entry);
+            let bytes = entry.get(..queue.parameters.entry_bytes).unwrap_or(entry);
             match self
                 .local
                 .transfers
@@ -205,7 +205,7 @@ impl CompletionWriter<'_> {
         let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
             return;
         };
-        if queue.event_queue.is_none() {
+        if queue.parameters.event_queue.is_none() {
             return;
         }
         queue.consumed = value.consumer_index();
@@ -221,7 +221,7 @@ impl CompletionWriter<'_> {
         let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
             return;
         };
-        let (Some(armed), Some(events)) = (queue.armed, queue.event_queue) else {
+        let (Some(armed), Some(events)) = (queue.armed, queue.parameters.event_queue) else {
             return;
         };
         if queue.outstanding() == 0 {
@@ -258,8 +258,10 @@ impl CompletionWriter<'_> {
             let Some(completion_queue) = next.filter(|_| queue.has_room()) else {
                 break;
             };
-            let (start, produced) = (queue.address, queue.produced);
-            let (address, phase) = ring_entry(start, queue.entries, EVENT_BYTES, produced);
+            let CreateEventQueue {
+                entries, address, ..
+            } = queue.parameters;
+            let (address, phase) = ring_entry(address, entries, EVENT_BYTES, queue.produced);
             let entry = EventEntry {
                 common: EventCommon::new().with_phase(phase),
                 reserved: U32::ZERO,
@@ -294,7 +296,7 @@ impl CompletionWriter<'_> {
         if queue.is_armed && queue.unannounced > 0 {
             queue.is_armed = false;
             queue.unannounced = 0;
-            self.local.interrupts.raise(queue.vector);
+            self.local.interrupts.raise(queue.parameters.vector);
         }
     }
 }

@@ -44,7 +44,7 @@ impl CompletionWriter<'_> {
         let Ok(counter) = self.objects.event_counters.get_mut(number) else {
             return;
         };
-        let (address, word) = (counter.address, counter.value.to_le_bytes());
+        let (address, word) = (counter.parameters.address, counter.value.to_le_bytes());
         let tag = Tag::new(Purpose::Completion, origin);
         let session = &mut self.local.transfers.session;
         let written = session.write_entries(tag, address, &word, WORD_BYTES);

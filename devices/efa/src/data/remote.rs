@@ -251,7 +251,12 @@ impl RemoteRequest<'_> {
         });
         let outcome = answer.map_err(Refusal::Status).and_then(|answer| {
             self.job.remote.is_counted |= packet::is_to_be_counted(&answer);
-            self.take_part(sent, packet::decode_answer(&answer)?)
+            let data = packet::decode_answer(&answer)?;
+            if sent.verb == Verb::Read {
+                self.take_read(sent, data)?;
+            }
+            self.job.moved = self.job.moved.saturating_add(sent.part.len);
+            Ok(())
         });
         match (outcome, sent.verb) {
             (Ok(()), _) => Step::Again,
@@ -284,15 +289,6 @@ impl RemoteRequest<'_> {
             Step::Done(status) => self.job.remote.fail(status),
             step => step,
         }
-    }
-
-    /// Handles an executed part: takes its payload, if it was a read.
-    fn take_part(&mut self, sent: &SentPacket, data: &[u8]) -> Result<(), Refusal> {
-        if sent.verb == Verb::Read {
-            self.take_read(sent, data)?;
-        }
-        self.job.moved = self.job.moved.saturating_add(sent.part.len);
-        Ok(())
     }
 
     /// Takes the payload of a part of a read: from its slot, or otherwise from the answer.

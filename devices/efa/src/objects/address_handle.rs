@@ -5,7 +5,7 @@ pub use peerbar_fabric::Gid;
 use super::slots::Slots;
 
 /// Parameters of an address handle.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreateAddressHandle {
     /// Its protection domain.
     pub protection_domain: u16,
@@ -15,8 +15,7 @@ pub struct CreateAddressHandle {
 
 /// An address handle.
 pub(crate) struct AddressHandle {
-    pub(super) protection_domain: u16,
-    pub(super) gid: Gid,
+    pub(super) parameters: CreateAddressHandle,
     /// Number of times that it was created and not removed.
     pub(super) users: usize,
 }
@@ -24,15 +23,18 @@ pub(crate) struct AddressHandle {
 impl Slots<AddressHandle> {
     /// Returns the adapter to which an address handle of this protection domain leads.
     pub(crate) fn gid(&self, number: u16, protection_domain: u16) -> Option<Gid> {
-        let handle = self.get(number).ok()?;
+        let handle = self.get(number).ok()?.parameters;
         (handle.protection_domain == protection_domain).then_some(handle.gid)
     }
 
     /// Returns the address handle of this protection domain that leads to that adapter.
     pub(crate) fn handle_of(&self, gid: Gid, protection_domain: u16) -> Option<u16> {
+        let wanted = CreateAddressHandle {
+            protection_domain,
+            gid,
+        };
         let mut handles = self.iter();
-        let found =
-            handles.find(|(_, it)| it.protection_domain == protection_domain && it.gid == gid)?;
+        let found = handles.find(|(_, it)| it.parameters == wanted)?;
         Some(found.0)
     }
 }

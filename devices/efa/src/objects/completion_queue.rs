@@ -31,12 +31,7 @@ pub struct CreateCompletionQueue {
 
 /// A completion queue.
 pub(crate) struct CompletionQueue {
-    pub(super) uar: u16,
-    pub(crate) entries: u16,
-    pub(crate) entry_bytes: usize,
-    pub(crate) address: u64,
-    pub(crate) event_queue: Option<u16>,
-    pub(crate) with_source_address: bool,
+    pub(crate) parameters: CreateCompletionQueue,
     /// Number of entries that have been written or are kept, modulo 2^32.
     pub(crate) produced: u32,
     /// Number of entries that user space has consumed, modulo 2^16, as last read.
@@ -60,7 +55,8 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     /// Returns the address and the phase of the next entry.
     pub(crate) fn next_entry(&self) -> (u64, bool) {
-        ring_entry(self.address, self.entries, self.entry_bytes, self.produced)
+        let ring = &self.parameters;
+        ring_entry(ring.address, ring.entries, ring.entry_bytes, self.produced)
     }
 
     /// Returns the number of entries that wait for user space, as far as it is known.

@@ -27,8 +27,7 @@ pub enum ModifyEventCounter {
 /// An event counter. The adapter keeps its value, so a guest's writes to the word have no effect on
 /// it.
 pub(crate) struct EventCounter {
-    pub(super) uar: u16,
-    pub(crate) address: u64,
+    pub(crate) parameters: CreateEventCounter,
     pub(crate) value: u64,
     /// Number of queue pairs that it is attached to.
     pub(super) users: usize,

@@ -30,8 +30,7 @@ impl Objects {
             return Err(unreachable(number));
         }
         let counter = EventCounter {
-            uar,
-            address,
+            parameters,
             value: 0,
             users: 0,
             is_kept: false,
@@ -49,7 +48,7 @@ impl Objects {
             return Err(ObjectError::in_use(ObjectKind::EventCounter, number));
         }
         let counter = self.event_counters.remove(number)?;
-        self.uars.remove_user(counter.uar);
+        self.uars.remove_user(counter.parameters.uar);
         Ok(())
     }
 
@@ -63,7 +62,7 @@ impl Objects {
     ) -> Result<(), ObjectError> {
         let counter = self.event_counters.get_mut(number)?;
         let value = counter.changed(change);
-        if !store(counter.address, value) {
+        if !store(counter.parameters.address, value) {
             return Err(unreachable(number));
         }
         counter.value = value;
@@ -81,7 +80,7 @@ impl Objects {
         pair: u16,
         events: QpEvents,
     ) -> Result<(), ObjectError> {
-        let uar = self.event_counters.get(number)?.uar;
+        let uar = self.event_counters.get(number)?.parameters.uar;
         let events = events.into_bits().get();
         let target = self.queue_pairs.get_mut(pair)?;
         if target.uar != uar {

@@ -16,9 +16,7 @@ pub struct CreateEventQueue {
 /// An event queue. The driver reports no position, but it has taken all events when it arms the
 /// queue.
 pub(crate) struct EventQueue {
-    pub(crate) address: u64,
-    pub(crate) entries: u16,
-    pub(crate) vector: u16,
+    pub(crate) parameters: CreateEventQueue,
     /// Number of entries that have been written, modulo 2^32.
     pub(crate) produced: u32,
     /// `true` if the next event raises the interrupt.
@@ -36,6 +34,6 @@ impl EventQueue {
     /// two arms: of the entries before, the driver has taken all except those that it overlooked,
     /// which are at most as many.
     pub(crate) fn has_room(&self) -> bool {
-        self.since_armed < self.entries / 2
+        self.since_armed < self.parameters.entries / 2
     }
 }

@@ -16,18 +16,14 @@ impl Objects {
     /// Creates an event queue, which is not armed. Returns its number.
     pub fn create_event_queue(&mut self, parameters: CreateEventQueue) -> Result<u16, ObjectError> {
         let CreateEventQueue {
-            entries,
-            address,
-            vector,
+            entries, address, ..
         } = parameters;
         if !entries.is_power_of_two() || !(2..=limits::EVENT_QUEUE_ENTRIES).contains(&entries) {
             return Err(invalid("depth of an event queue", entries));
         }
         check_ring("address of an event queue", address, entries, EVENT_BYTES)?;
         self.event_queues.insert(EventQueue {
-            address,
-            entries,
-            vector,
+            parameters,
             produced: 0,
             is_armed: false,
             unannounced: 0,
@@ -40,7 +36,7 @@ impl Objects {
     pub fn destroy_event_queue(&mut self, number: u16) -> Result<(), ObjectError> {
         self.event_queues.get(number)?;
         let mut queues = self.completion_queues.iter();
-        if queues.any(|(_, queue)| queue.event_queue == Some(number)) {
+        if queues.any(|(_, queue)| queue.parameters.event_queue == Some(number)) {
             return Err(ObjectError::in_use(ObjectKind::EventQueue, number));
         }
         self.event_queues.remove(number).map(|_| ())
@@ -76,12 +72,7 @@ impl Objects {
             entry_bytes,
         )?;
         let number = self.completion_queues.insert(CompletionQueue {
-            uar,
-            entries,
-            entry_bytes,
-            address,
-            event_queue,
-            with_source_address,
+            parameters,
             produced: 0,
             consumed: 0,
             is_followed: event_queue.is_some(),
@@ -112,8 +103,8 @@ impl Objects {
         }
         self.doorbells.close(Doorbell::Completion(number));
         let queue = self.completion_queues.remove(number)?;
-        self.uars.remove_user(queue.uar);
-        if let Some(events) = queue.event_queue {
+        self.uars.remove_user(queue.parameters.uar);
+        if let Some(events) = queue.parameters.event_queue {
             if let Ok(events) = self.event_queues.get_mut(events) {
                 events.waiting.retain(|waiting| *waiting != number);
             }
