@@ -1,4 +1,5 @@
-//! The admin queue in the driver's memory: commands are fetched from it, and completions posted to it.
+//! The admin queue in the driver's memory: commands are fetched from it, and completions posted to
+//! it.
 
 use peerbar_dma::{DmaError, Origin, Purpose, Requester, Tag};
 use peerbar_efa_spec::admin::{

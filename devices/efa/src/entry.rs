@@ -1,5 +1,5 @@
-//! Entries of the rings that a driver polls in its memory: one word, such as the one with the phase, tells that
-//! the rest is there.
+//! Entries of the rings that a driver polls in its memory: one word, such as the one with the
+//! phase, tells that the rest is there.
 
 /// Number of bytes that become visible at once, wherever they are. QEMU may execute a longer write
 /// in several parts.

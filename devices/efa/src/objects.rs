@@ -122,7 +122,8 @@ impl Objects {
         self.protection_domains.insert(UserCount::default())
     }
 
-    /// Removes a protection domain. Fails while address handles, queue pairs or memory regions use it.
+    /// Removes a protection domain. Fails while address handles, queue pairs or memory regions use
+    /// it.
     pub fn destroy_protection_domain(&mut self, domain: u16) -> Result<(), ObjectError> {
         self.protection_domains.remove_unused(domain)
     }

@@ -1,4 +1,4 @@
-//! Work requests: as a driver posts them, in progress, and the packets and the shared memory by which
+//! Work requests as a driver posts them, their progress, and the packets and shared memory by which
 //! they reach other adapters. Nothing here does DMA or sends anything.
 
 pub(crate) mod job;

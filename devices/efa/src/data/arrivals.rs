@@ -160,8 +160,8 @@ impl Inbound<'_> {
         Ok(answer)
     }
 
-    /// Returns `true` if the requester must report the end of the transfer, because this side counts
-    /// it. A write with immediate data is announced anyway.
+    /// Returns `true` if the requester must report the end of the transfer, because this side
+    /// counts it. A write with immediate data is announced anyway.
     fn is_counted(&self) -> bool {
         let operation = match (self.packet.verb, self.packet.immediate) {
             (Verb::Read, _) => Operation::RdmaRead,

@@ -160,7 +160,8 @@ impl CompletionWriter<'_> {
         }
     }
 
-    /// Writes the entries of a completion queue, or keeps them while bus mastering is off. Returns `false` if the queue has failed.
+    /// Writes the entries of a completion queue, or keeps them while bus mastering is off. Returns
+    /// `false` if the queue has failed.
     fn write_entries(&mut self, number: u16) -> bool {
         while let Ok(queue) = self.objects.completion_queues.get_mut(number) {
             let Some((pair, address, entry)) = queue.kept.front() else {

@@ -186,8 +186,8 @@ impl MemoryRegions {
         Ok(self.add(0, region))
     }
 
-    /// Adds a region. Returns its keys: no region has or may get them, nor any that differ from them
-    /// only in the lowest bits, up to `variants`.
+    /// Adds a region. Returns its keys: no other region has them, or may get them, or has keys that
+    /// differ from them only in the lowest bits, up to `variants`.
     fn add(&mut self, variants: u32, region: MemoryRegion) -> RegionKeys {
         let all = |key: u32| (0..=variants).map(move |variant| key | variant);
         let local = self.keys.next(LOCAL_KEY_MASK & !variants, |key| {

@@ -260,8 +260,8 @@ impl QueuePairs {
         self.ready.push_front(number);
     }
 
-    /// Marks the queue pairs whose work requests may continue at `now`. Returns the time at which the
-    /// first of the others may.
+    /// Marks the queue pairs whose work requests may continue at `now`. Returns the time at which
+    /// the first of the others may.
     pub(crate) fn make_due_ready(&mut self, now: Instant) -> Option<Instant> {
         let mut first: Option<Instant> = None;
         let sending = self.slots.iter().filter(|(_, pair)| pair.state.continues());

@@ -594,7 +594,8 @@ proptest! {
             address: region.address + skip,
             bytes: u32::try_from(length).unwrap(),
         };
-        prop_assert_eq!(objects.regions.buffer(domain, buffer, Need::LocalRead, &mut segments), Ok(()));
+        let found = objects.regions.buffer(domain, buffer, Need::LocalRead, &mut segments);
+        prop_assert_eq!(found, Ok(()));
         let mut at = buffer.address;
         for segment in &segments {
             let last = segment.bytes as u64 - 1;

@@ -157,8 +157,8 @@ impl Staging {
     }
 
     /// Lets as many work requests continue as there are free slots, one of each queue pair in turn.
-    /// `wake` wakes one of a queue pair, or returns `false` if none waits any more. Returns the queue
-    /// pairs of those that were woken.
+    /// `wake` wakes one of a queue pair, or returns `false` if none waits any more. Returns the
+    /// queue pairs of those that were woken.
     pub(crate) fn wake_waiters(&mut self, mut wake: impl FnMut(u16, Gid) -> bool) -> Vec<u16> {
         let mut free = HashMap::new();
         let mut woken = Vec::new();

@@ -46,7 +46,8 @@ pub trait PacketHandler: Send + Sync {
     /// `peer` has left, or another adapter has its address now: state that is kept for it is
     /// useless.
     fn gone(&self, peer: Gid);
-    /// The fabric is gone. All requests have ended, and all peers are gone; the link attaches again by itself.
+    /// The fabric is gone. All requests have ended, and all peers are gone; the link attaches again
+    /// by itself.
     fn lost(&self);
 }
 
