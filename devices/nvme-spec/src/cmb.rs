@@ -2,7 +2,8 @@
 
 use bitfield_struct::bitfield;
 
-/// CMBLOC, Controller Memory Buffer Location (NVMe Base 2.0, 3.1.3.11). Reads as 0 until CMBMSC.CRE is 1.
+/// CMBLOC, Controller Memory Buffer Location (NVMe Base 2.0, 3.1.3.11). Reads as 0 until CMBMSC.CRE
+/// is 1.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbloc {
@@ -11,15 +12,17 @@ pub struct Cmbloc {
     pub bir: u8,
     /// CQMMS: one queue may lie partly in the buffer and partly elsewhere.
     pub cqmms: bool,
-    /// CQPDS: a queue and the PRP list of its memory may lie apart.
+    /// CQPDS: of a queue and the PRP list that describes its memory, one may lie in the buffer and
+    /// the other elsewhere.
     pub cqpds: bool,
     /// CDPMLS: a list may point into the buffer and elsewhere.
     pub cdpmls: bool,
-    /// CDPCILS: a list and the command that points to it may lie apart.
+    /// CDPCILS: of a list and the command that points to it, one may lie in the buffer and the
+    /// other elsewhere.
     pub cdpcils: bool,
     /// CDMMMS: data and metadata of one command may lie partly in the buffer and partly elsewhere.
     pub cdmmms: bool,
-    /// CQDA: queues in the buffer need be aligned to a dword only.
+    /// CQDA: queues in the buffer need only dword alignment.
     pub cqda: bool,
     #[bits(3)]
     __: u8,
@@ -28,7 +31,8 @@ pub struct Cmbloc {
     pub ofst: u32,
 }
 
-/// CMBSZ, Controller Memory Buffer Size (NVMe Base 2.0, 3.1.3.12). Reads as 0 until CMBMSC.CRE is 1.
+/// CMBSZ, Controller Memory Buffer Size (NVMe Base 2.0, 3.1.3.12). Reads as 0 until CMBMSC.CRE is
+/// 1.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbsz {
@@ -44,7 +48,8 @@ pub struct Cmbsz {
     pub wds: bool,
     #[bits(3)]
     __: u8,
-    /// SZU: the unit of SZ and of CMBLOC.OFST is `4096 << (4 * szu)` bytes; 7 and above are reserved.
+    /// SZU: the unit of SZ and of CMBLOC.OFST is `4096 << (4 * szu)` bytes; 7 and above are
+    /// reserved.
     #[bits(4)]
     pub szu: u8,
     /// SZ: the size in units.
@@ -80,7 +85,8 @@ const fn unit(szu: u8) -> u64 {
     4096 << (4 * szu)
 }
 
-/// CMBMSC, Controller Memory Buffer Memory Space Control (NVMe Base 2.0, 3.1.3.16). Survives a controller reset.
+/// CMBMSC, Controller Memory Buffer Memory Space Control (NVMe Base 2.0, 3.1.3.16). Survives a
+/// controller reset.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbmsc {
@@ -142,7 +148,8 @@ mod tests {
 
     #[test]
     fn sizes_come_out_as_linux_computes_them() {
-        // drivers/nvme/host/pci.c: nvme_cmb_size_unit() is 1ULL << (12 + 4 * szu), times NVME_CMBSZ_SZ.
+        // drivers/nvme/host/pci.c: nvme_cmb_size_unit() is 1ULL << (12 + 4 * szu), times
+        // NVME_CMBSZ_SZ.
         let linux = |cmbsz: Cmbsz| {
             let bits = cmbsz.into_bits();
             (1u64 << (12 + 4 * ((bits >> 8) & 0xf))) * u64::from((bits >> 12) & 0xfffff)
@@ -176,7 +183,8 @@ mod tests {
     fn cmbmsc_is_as_linux_writes_it() {
         assert_eq!(Cmbmsc::new().with_cre(true).into_bits(), 1 << 0); // NVME_CMBMSC_CRE
         assert_eq!(Cmbmsc::new().with_cmse(true).into_bits(), 1 << 1); // NVME_CMBMSC_CMSE
-        // nvme_map_cmb() writes NVME_CMBMSC_CRE | NVME_CMBMSC_CMSE | (bus address of the BAR + offset)
+        // nvme_map_cmb() writes NVME_CMBMSC_CRE | NVME_CMBMSC_CMSE | (bus address of the BAR +
+        // offset)
         let cmbmsc = Cmbmsc::from_bits(0x3 | 0xffff_fff0_1234_5000);
         assert!(cmbmsc.cre() && cmbmsc.cmse());
         assert_eq!(cmbmsc.base_address(), 0xffff_fff0_1234_5000);

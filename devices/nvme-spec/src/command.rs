@@ -26,7 +26,7 @@ pub struct SubmissionEntry {
     pub opcode: u8,
     /// FUSE and PSDT.
     pub flags: CommandFlags,
-    /// CID: the host's name for this command, unique among those outstanding on the queue.
+    /// CID: the command's identifier, unique among the outstanding commands of the queue.
     pub cid: U16,
     /// NSID: the namespace, 0 for no namespace, [`NSID_ALL`] for all.
     pub nsid: U32,
@@ -192,7 +192,8 @@ impl TryFrom<u8> for AdminOpcode {
     }
 }
 
-/// Opcodes of an I/O queue with the NVM command set (NVMe Base 2.0, 7 and NVM Command Set 1.0, 3.2).
+/// Opcodes of an I/O queue with the NVM command set (NVMe Base 2.0, 7 and NVM Command Set 1.0,
+/// 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum NvmOpcode {

@@ -1,4 +1,5 @@
-//! Completions: the 16 bytes of a completion queue entry, and the status in it (NVMe Base 2.0, 3.3.3.2).
+//! Completions: the 16 bytes of a completion queue entry, and the status in it (NVMe Base 2.0,
+//! 3.3.3.2).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_beside_the_code_are_linux() {
+    fn other_status_bits_are_linux() {
         assert_eq!(Status::new().with_dnr(true).into_bits(), 0x4000); // NVME_STATUS_DNR
         assert_eq!(Status::new().with_more(true).into_bits(), 0x2000); // NVME_STATUS_MORE
         assert_eq!(Status::new().with_crd(3).into_bits(), 0x1800); // NVME_STATUS_CRD

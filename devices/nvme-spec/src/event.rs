@@ -1,4 +1,5 @@
-//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request (NVMe Base 2.0, 5.2.1).
+//! Asynchronous events: dword 0 of the completion of an Asynchronous Event Request (NVMe Base 2.0,
+//! 5.2.1).
 
 use bitfield_struct::bitfield;
 

@@ -254,7 +254,8 @@ pub struct TimestampAttributes {
     __: u8,
 }
 
-/// Host Identifier: dword 11; the identifier itself is data of 8 or 16 bytes (NVMe Base 2.0, 5.27.1).
+/// Host Identifier: dword 11; the identifier itself is data of 8 or 16 bytes (NVMe Base 2.0,
+/// 5.27.1).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct HostIdentifier {

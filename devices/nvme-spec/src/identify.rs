@@ -1,5 +1,5 @@
-//! The data of Identify (NVMe Base 2.0, 5.17): the numbers of the structures, the lists, and their
-//! strings.
+//! The data of Identify (NVMe Base 2.0, 5.17): the numbers of the structures, the lists, and
+//! strings in ASCII fields.
 
 pub mod controller;
 pub mod namespace;
@@ -30,7 +30,8 @@ pub mod cns {
     pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
     /// Active NSIDs of one I/O command set above the given one: [`crate::identify::NamespaceList`].
     pub const COMMAND_SET_ACTIVE_NAMESPACES: u8 = 0x07;
-    /// I/O command set independent Identify Namespace: [`crate::identify::namespace::IndependentNamespace`].
+    /// I/O command set independent Identify Namespace:
+    /// [`crate::identify::namespace::IndependentNamespace`].
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
     /// Allocated NSIDs above the given one: [`crate::identify::NamespaceList`].
     pub const ALLOCATED_NAMESPACES: u8 = 0x10;
@@ -40,7 +41,8 @@ pub mod cns {
     pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
     /// Controllers of the NVM subsystem: [`crate::identify::ControllerList`].
     pub const CONTROLLERS: u8 = 0x13;
-    /// Allocated NSIDs of one I/O command set above the given one: [`crate::identify::NamespaceList`].
+    /// Allocated NSIDs of one I/O command set above the given one:
+    /// [`crate::identify::NamespaceList`].
     pub const COMMAND_SET_ALLOCATED_NAMESPACES: u8 = 0x1a;
     /// I/O command set specific Identify Namespace of an allocated namespace.
     pub const COMMAND_SET_ALLOCATED_NAMESPACE: u8 = 0x1b;
@@ -96,7 +98,7 @@ pub struct CommandSets {
     __: u64,
 }
 
-/// Errors of a text for an ASCII field.
+/// Reasons why a text does not fit an ASCII field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AsciiError {
     /// The text is longer than the field.
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn ascii_refuses_what_it_cannot_hold() {
+    fn ascii_refuses_text_that_does_not_fit() {
         assert_eq!(
             ascii::<4>("12345"),
             Err(AsciiError::TooLong {

@@ -60,7 +60,8 @@ pub struct ErrorEntry {
     pub cid: U16,
     /// Status Field of the command.
     pub status: StatusField,
-    /// Parameter Error Location: byte of the command in bits 7:0, bit in 10:8; FFFFh if there is none.
+    /// Parameter Error Location: byte of the command in bits 7:0, bit in 10:8; FFFFh if there is
+    /// none.
     pub parameter_error_location: U16,
     /// LBA: the first block that has the error.
     pub lba: U64,
@@ -231,8 +232,8 @@ pub struct SanitizeStatus {
     pub sstat: SanitizeState,
     /// SCDW10: CDW10 of the command that started the last operation.
     pub scdw10: U32,
-    /// Estimated times of an overwrite, a block erase and a crypto erase in seconds, and the same without deallocation;
-    /// [`SanitizeStatus::NO_ESTIMATE`].
+    /// Estimated times of an overwrite, a block erase and a crypto erase in seconds, then the same
+    /// without deallocation; [`SanitizeStatus::NO_ESTIMATE`] if not reported.
     pub estimates: [U32; 6],
     _reserved_32: [u8; 480],
 }

@@ -74,7 +74,8 @@ impl Pmrsts {
     pub const UNRELIABLE: u8 = 3;
 }
 
-/// PMRMSCL and PMRMSCU as one, Persistent Memory Region Memory Space Control. Survives a controller reset.
+/// PMRMSCL and PMRMSCU as one, Persistent Memory Region Memory Space Control. Survives a controller
+/// reset.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Pmrmsc {

@@ -331,7 +331,8 @@ mod tests {
 
     #[test]
     fn cc_is_as_linux_writes_it() {
-        // NVME_CC_ENABLE | NVME_CC_CSS_NVM | NVME_CC_AMS_RR | NVME_CC_SHN_NONE | NVME_CC_IOSQES | NVME_CC_IOCQES
+        // NVME_CC_ENABLE | NVME_CC_CSS_NVM | NVME_CC_AMS_RR | NVME_CC_SHN_NONE | NVME_CC_IOSQES |
+        // NVME_CC_IOCQES
         let enabled = Cc::from_bits(0x0046_0001);
         assert!(enabled.en());
         assert_eq!(enabled.css(), Cc::CSS_NVM);
@@ -370,7 +371,8 @@ mod tests {
 
     #[test]
     fn doorbells_are_where_linux_rings_them() {
-        // drivers/nvme/host/pci.c: q_db = &dbs[qid * 2 * db_stride], cq doorbell at q_db + db_stride.
+        // drivers/nvme/host/pci.c: q_db = &dbs[qid * 2 * db_stride], cq doorbell at q_db +
+        // db_stride.
         assert_eq!(Doorbell::SubmissionTail(0).offset(0), Some(0x1000));
         assert_eq!(Doorbell::CompletionHead(0).offset(0), Some(0x1004));
         assert_eq!(Doorbell::SubmissionTail(3).offset(0), Some(0x1018));

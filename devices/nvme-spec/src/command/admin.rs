@@ -255,7 +255,7 @@ pub struct SanitizeControl {
     /// SANACT: the action, for example [`SanitizeControl::BLOCK_ERASE`].
     #[bits(3)]
     pub sanact: u8,
-    /// AUSE: [`SanitizeControl::EXIT_FAILURE_MODE`] may end the state after a failure.
+    /// AUSE: after a failure, [`SanitizeControl::EXIT_FAILURE_MODE`] is permitted.
     pub ause: bool,
     /// OWPASS: number of passes of an overwrite, 0 for 16.
     #[bits(4)]
@@ -269,7 +269,7 @@ pub struct SanitizeControl {
 }
 
 impl SanitizeControl {
-    /// SANACT: end the state after a failure.
+    /// SANACT: permit access to the media again after a failure.
     pub const EXIT_FAILURE_MODE: u8 = 1;
     /// SANACT: erase the blocks of all media.
     pub const BLOCK_ERASE: u8 = 2;
@@ -363,7 +363,8 @@ mod tests {
 
     #[test]
     fn get_log_page_as_nvme_cli_builds_it() {
-        // libnvme nvme_get_log(): numd - 1 split in halves, rae at bit 15, csi at 31:24 and ot at 23 of dword 14.
+        // libnvme nvme_get_log(): numd - 1 split in halves, rae at bit 15, csi at 31:24 and ot at
+        // 23 of dword 14.
         let mut entry = SubmissionEntry::new_zeroed();
         entry.cdw10 = U32::new(0x03ff_0000 | 1 << 15 | 0x7f << 8 | 0xc0);
         entry.cdw11 = U32::new(0xabcd << 16);

@@ -9,8 +9,8 @@ use crate::command::views_of_command_dwords;
 
 views_of_command_dwords!(BlockRange, DatasetManagement);
 
-/// The commands that name one range of blocks: Compare (NVM Command Set 1.0, 3.2.1), Read (3.2.4), Verify (3.2.5),
-/// Write (3.2.6), Write Uncorrectable (3.2.7) and Write Zeroes (3.2.8).
+/// The commands that name one range of blocks: Compare (NVM Command Set 1.0, 3.2.1), Read (3.2.4),
+/// Verify (3.2.5), Write (3.2.6), Write Uncorrectable (3.2.7) and Write Zeroes (3.2.8).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BlockRange {

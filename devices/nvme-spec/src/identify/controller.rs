@@ -184,7 +184,8 @@ impl Controller {
     pub const TYPE_IO: u8 = 1;
 }
 
-/// CMIC: Controller Multi-Path I/O and Namespace Sharing Capabilities (NVMe Base 2.0, 5.17.2.1, byte 76).
+/// CMIC: Controller Multi-Path I/O and Namespace Sharing Capabilities (NVMe Base 2.0, 5.17.2.1,
+/// byte 76).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Cmic {
@@ -346,8 +347,8 @@ pub struct Lpa {
     pub telemetry: bool,
     /// Persistent Event Log.
     pub persistent_event: bool,
-    /// Supported Log Pages, Commands Supported and Effects with scope, Feature Identifiers Supported and Effects,
-    /// NVMe-MI Commands Supported and Effects.
+    /// Supported Log Pages, Commands Supported and Effects with scope, Feature Identifiers
+    /// Supported and Effects, NVMe-MI Commands Supported and Effects.
     pub supported_pages: bool,
     /// Telemetry Data Area 4.
     pub telemetry_area_4: bool,
@@ -355,7 +356,8 @@ pub struct Lpa {
     __: u8,
 }
 
-/// SQES and CQES: sizes of queue entries, each a power of two (NVMe Base 2.0, 5.17.2.1, bytes 512 and 513).
+/// SQES and CQES: sizes of queue entries, each a power of two (NVMe Base 2.0, 5.17.2.1, bytes 512
+/// and 513).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct EntrySizes {
@@ -651,7 +653,8 @@ mod tests {
 
     #[test]
     fn small_fields() {
-        // libnvme NVME_CTRL_FRMW_1ST_RO, NVME_CTRL_FRMW_NR_SLOTS (bits 3:1), NVME_CTRL_FRMW_FW_ACT_NO_RESET
+        // libnvme NVME_CTRL_FRMW_1ST_RO, NVME_CTRL_FRMW_NR_SLOTS (bits 3:1),
+        // NVME_CTRL_FRMW_FW_ACT_NO_RESET
         assert_eq!(Frmw::new().with_slot_1_read_only(true).into_bits(), 1 << 0);
         assert_eq!(Frmw::new().with_slots(7).into_bits(), 7 << 1);
         assert_eq!(Frmw::new().with_without_reset(true).into_bits(), 1 << 4);

@@ -1,4 +1,5 @@
-//! Identify Namespace in its several forms (NVM Command Set 1.0, 4.1.5 and NVMe Base 2.0, 5.17.2).
+//! The structures of Identify that describe a namespace (NVM Command Set 1.0, 4.1.5 and NVMe Base
+//! 2.0, 5.17.2).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -79,7 +80,8 @@ pub struct Namespace {
     pub nvmsetid: U16,
     /// ENDGID: Endurance Group Identifier.
     pub endgid: U16,
-    /// NGUID: Namespace Globally Unique Identifier, most significant byte first, 0 if there is none.
+    /// NGUID: Namespace Globally Unique Identifier, most significant byte first, 0 if there is
+    /// none.
     pub nguid: [u8; 16],
     /// EUI64: IEEE Extended Unique Identifier, most significant byte first, 0 if there is none.
     pub eui64: [u8; 8],
@@ -123,7 +125,8 @@ pub struct Flbas {
     __: u8,
 }
 
-/// NMIC: Namespace Multi-path I/O and Namespace Sharing Capabilities (NVM Command Set 1.0, 4.1.5.1, byte 30).
+/// NMIC: Namespace Multi-path I/O and Namespace Sharing Capabilities (NVM Command Set 1.0, 4.1.5.1,
+/// byte 30).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Nmic {
@@ -175,8 +178,8 @@ pub struct LbaFormat {
     pub rp: u8,
 }
 
-/// Head of a Namespace Identification Descriptor; `nidl` bytes of the identifier follow. The list ends with a
-/// descriptor whose `nidl` is 0 (NVMe Base 2.0, 5.17.2.3).
+/// Head of a Namespace Identification Descriptor; `nidl` bytes of the identifier follow. The list
+/// ends with a descriptor whose `nidl` is 0 (NVMe Base 2.0, 5.17.2.3).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DescriptorHeader {
