@@ -46,14 +46,14 @@ impl Admin {
         }
     }
 
-    /// A controller reset: events and features start again.
+    /// Handles a controller reset: drops events, and resets the features.
     pub(crate) fn reset(&mut self) {
         self.events = Events::default();
         self.reported = CriticalWarning::new();
         self.features.reset();
     }
 
-    /// Reports doorbells that were rung for a queue that does not exist, or with an impossible value.
+    /// Reports doorbells that were rung for a missing queue (`stray`), or with an invalid value.
     pub(crate) fn doorbell_errors(&mut self, stray: bool, bad_value: bool) {
         if stray {
             self.events.raise(AsyncEvent::INVALID_DOORBELL_REGISTER);
@@ -63,7 +63,7 @@ impl Admin {
         }
     }
 
-    /// The next completion of a command that waited for an event.
+    /// Returns the next completion of a command that waited for an event.
     pub(crate) fn next_late(&mut self) -> Option<Late> {
         self.events.next()
     }

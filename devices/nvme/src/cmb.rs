@@ -9,23 +9,24 @@ use thiserror::Error;
 /// The BAR in which the buffer lies, from offset 0.
 pub(crate) const CMB_BAR: u8 = 2;
 
-/// The size of a Controller Memory Buffer is a multiple of this, in bytes: Linux takes peer-to-peer memory in such sections and
-/// silently ignores any other buffer (Linux mm/sparse.c, SUBSECTION_SIZE).
+/// The size of a Controller Memory Buffer is a multiple of this, in bytes: Linux takes peer-to-peer
+/// memory in such sections and silently ignores any other buffer (Linux mm/sparse.c,
+/// SUBSECTION_SIZE).
 pub const CMB_UNIT: u64 = 2 << 20;
 
 /// The largest Controller Memory Buffer, in bytes.
 pub const LARGEST_CMB: u64 = 64 << 30;
 
-/// Why a buffer cannot be made.
+/// Errors of a Controller Memory Buffer.
 #[derive(Debug, Error)]
 pub enum CmbError {
-    /// Its size is too large, or one that Linux would ignore.
+    /// The size is too large, or Linux would ignore a buffer of this size.
     #[error("CMB of {size} bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try {}M", .size.div_ceil(CMB_UNIT).clamp(1, LARGEST_CMB / CMB_UNIT) * 2)]
     Size {
         /// The requested size.
         size: u64,
     },
-    /// Its memory could not be allocated.
+    /// The memory could not be allocated.
     #[error("CMB of {size} bytes")]
     Memory {
         /// The requested size.
@@ -48,15 +49,15 @@ pub(crate) struct Cmb {
     memory: Arc<MemoryFile>,
     size: u64,
     queues: bool,
-    /// The buffer is as before NVMe 1.4: without CMBMSC, always open, and at the addresses of its
-    /// BAR.
+    /// The buffer behaves as before NVMe 1.4: there is no CMBMSC, and commands always find it at
+    /// the addresses of its BAR.
     legacy: bool,
     control: Cmbmsc,
 }
 
 impl Cmb {
     /// Makes a buffer of `size` bytes for data and PRP lists, and if `queues` is set also for
-    /// queues. With `legacy` it is as in NVMe 1.3.
+    /// queues. With `legacy` it behaves as in NVMe 1.3.
     pub(crate) fn new(size: u64, queues: bool, legacy: bool) -> Result<Self, CmbError> {
         check_size(size)?;
         let memory = MemoryFile::create("peerbar-nvme-cmb", size.next_power_of_two())
@@ -89,9 +90,9 @@ impl Cmb {
         !self.legacy
     }
 
-    /// CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. All mixes of
-    /// buffer and host memory are allowed. CQDA is 0: queues start at a page here too. NVMe 1.3
-    /// defines only the location (3.1.11), which can always be read.
+    /// Returns CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. All
+    /// mixes of buffer and host memory are allowed. CQDA is 0: queues in the buffer start at a
+    /// page, too. NVMe 1.3 defines only the location (3.1.11), which can always be read.
     pub(crate) fn location(&self) -> Cmbloc {
         let place = Cmbloc::new().with_bir(CMB_BAR);
         if self.legacy {
@@ -108,7 +109,8 @@ impl Cmb {
             .with_cdmmms(true)
     }
 
-    /// CMBSZ (NVMe Base 2.0, 3.1.3.12): zero until the host enables the registers. In NVMe 1.3 it can always be read (3.1.12).
+    /// Returns CMBSZ (NVMe Base 2.0, 3.1.3.12): zero until the host enables the registers. In NVMe
+    /// 1.3 it can always be read (3.1.12).
     pub(crate) fn size(&self) -> Cmbsz {
         if !self.legacy && !self.control.cre() {
             return Cmbsz::new();
@@ -122,7 +124,7 @@ impl Cmb {
         uses.with_bytes(self.size).unwrap_or_default()
     }
 
-    /// CMBMSC (NVMe Base 2.0, 3.1.3.16). A controller reset (CC.EN) does not change it.
+    /// Returns CMBMSC (NVMe Base 2.0, 3.1.3.16). A controller reset (CC.EN) does not change it.
     pub(crate) fn control(&self) -> Cmbmsc {
         self.control
     }
@@ -134,8 +136,8 @@ impl Cmb {
         }
     }
 
-    /// CMBSTS (NVMe Base 2.0, 3.1.3.17): set if the buffer at the host's base address would exceed
-    /// the address space.
+    /// Returns CMBSTS (NVMe Base 2.0, 3.1.3.17): CBAI is 1 if the buffer at the host's base address
+    /// would exceed the address space.
     pub(crate) fn status(&self) -> Cmbsts {
         Cmbsts::new().with_cbai(
             self.control.cmse() && self.control.base_address().checked_add(self.size).is_none(),

@@ -55,7 +55,7 @@ pub enum ConfigError {
     /// More spare queue pairs than the controller has.
     #[error("{0} spare queues: at most {MOST_SPARE_QUEUES}, of 64 queue pairs for I/O")]
     SpareQueues(u16),
-    /// A setting of a Controller Memory Buffer that is not there.
+    /// A setting of a Controller Memory Buffer without a size for it.
     #[error("no CMB: give it a size with `cmb`")]
     NoCmb,
     /// There is no namespace.
@@ -129,7 +129,7 @@ fn source(text: &str) -> Result<Source, String> {
 }
 
 impl fmt::Display for Source {
-    /// Writes it as the command line has it.
+    /// Writes the source as on a command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ram(bytes) => write!(f, "ram={}", Size(*bytes)),
@@ -207,7 +207,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// A controller that lacks only its serial number and its namespaces.
+    /// Returns the settings of a controller that lacks only a serial number and namespaces.
     fn default() -> Self {
         Self {
             serial: String::new(),
@@ -243,7 +243,7 @@ impl Config {
         images.chain(pmr).collect()
     }
 
-    /// Checks the keys of a scenario. An error comes with the name of its key.
+    /// Checks the keys of a scenario. An error names the key.
     ///
     /// # Errors
     /// A value that no controller can have.
@@ -378,7 +378,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_value() {
+    fn invalid_setting_is_refused_with_its_value() {
         assert!(config().check().is_ok());
         let message = |change: &dyn Fn(&mut Config)| {
             let mut config = config();

@@ -40,8 +40,8 @@ const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 4 * PAGE;
 /// Offset and length of the doorbells in BAR0.
 const DOORBELL_PAGE: (u64, u64) = (PAGE, PAGE);
-/// How long a change of the guest's memory, or a reset, waits for the host's disk. Linux allows a
-/// disk's command as long, with its second attempt (30 s each).
+/// The longest wait of a change of the guest's memory, or of a reset, for the host's disk. Linux
+/// gives a disk's command the same time: two attempts of 30 s.
 const LONGEST_TRANSFER: Duration = Duration::from_secs(60);
 const MSI_X: MsiX = MsiX {
     vectors: VECTORS,
@@ -94,7 +94,8 @@ impl Controller {
             .map_err(StartError::Thread)
     }
 
-    /// Makes the function on its bus, without an engine. It takes the Controller Memory Buffer.
+    /// Makes the function on its bus, without an engine. Takes the Controller Memory Buffer out of
+    /// `opened`.
     pub(crate) fn assemble(
         config: &Config,
         opened: &mut Opened,
@@ -207,8 +208,8 @@ impl Controller {
         reads_status && self.notifier.read(is_ready)
     }
 
-    /// A read of PMRSTS: its completion tells the host that all earlier writes to the Persistent
-    /// Memory Region are persistent.
+    /// Makes all earlier writes to the Persistent Memory Region persistent, which the completion of
+    /// a read of PMRSTS tells the host.
     fn persist(&self) {
         let ready = self.notifier.read(|registers| {
             let ready = registers.pmr().filter(|pmr| pmr.is_ready());
@@ -279,8 +280,8 @@ impl Controller {
 }
 
 /// Returns the doorbells that a write to BAR 0 rings, with their values. A write outside the
-/// doorbells rings none. Returns `None` for a write to the doorbells that is not of one doorbell,
-/// or of two that are aligned to both (NVMe over PCIe 1.0, 3.1.2).
+/// doorbells rings none. Returns `None` for a write to the doorbells that covers neither one
+/// doorbell nor an aligned pair (NVMe over PCIe 1.0, 3.1.2).
 fn doorbells(offset: u64, data: &[u8]) -> Option<Vec<(Doorbell, u32)>> {
     if !(offset::DOORBELLS..MSI_X.table.into()).contains(&offset) {
         return Some(Vec::new());
@@ -300,7 +301,7 @@ fn doorbell_at(offset: u64) -> Option<Doorbell> {
     (offset < MSI_X.table.into()).then(|| Doorbell::at(offset, 0))?
 }
 
-/// Refuses the power loss fault if it needed too much memory for a region of `size` bytes.
+/// Refuses power loss faults if they would need too much memory for a region of `size` bytes.
 fn limit_power_loss(faults: &Faults, size: u64) {
     if size > LARGEST_UNSYNCED {
         faults.refuse_power_loss(
@@ -394,8 +395,8 @@ impl Function for Controller {
         Ok(())
     }
 
-    /// A peer can write the doorbells only. The other registers reset the controller and move
-    /// windows of its memory, which waits for the kernel's transfers.
+    /// A peer can write only the doorbells. Writes to other registers may reset the controller or
+    /// move windows of its memory, and so wait for the kernel's transfers.
     fn peer_write(&self, _bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         if offset < offset::DOORBELLS {
             return Err(UnsupportedRequest);
@@ -419,7 +420,7 @@ impl Function for Controller {
         self.requester.set_window(WindowId::Pmr, None);
     }
 
-    /// The engine and the workers reach no memory since the reset, and read doorbells only.
+    /// Since the reset, the engine and the workers access no memory except doorbells.
     fn renew_memory(&self) -> io::Result<()> {
         let mut mapped = self.mapped.iter();
         mapped.try_for_each(|file| file.renew().map_err(io::Error::other))
@@ -433,7 +434,8 @@ mod tests {
     use super::*;
     use crate::pmr::PmrFailure;
 
-    /// A controller without an engine, with a region whose next sync finds that its file has been shortened.
+    /// A controller without an engine, with a region whose next sync finds that its file has been
+    /// shortened.
     fn function(folder: &tempfile::TempDir) -> (Arc<Controller>, Arc<PersistentMemory>) {
         let path = folder.path().join("pmr");
         let file = File::create(&path).unwrap();

@@ -17,9 +17,9 @@ use crate::seeded_fault::{FaultKind, SeededFault};
 /// Moves the data of commands: directly between two memories; asynchronously by the kernel between
 /// memory and a file; or through a buffer that is allocated once.
 ///
-/// The thread that answers the guest waits for the kernel before it confirms that memory is
-/// unmapped, and the completer of a DMA by message may wait for that thread. So no DMA by message
-/// is requested while the kernel moves data of this path.
+/// Before the thread that answers the guest confirms that memory is unmapped, it waits for the
+/// kernel. The completer of a DMA by message may wait for that thread. So no DMA by message is
+/// requested while the kernel moves data of this path.
 pub(crate) struct DataPath {
     pub(crate) session: Session,
     /// Asynchronous transfers with files, if the kernel permits them.
@@ -77,13 +77,14 @@ impl DataPath {
         self.origin = origin;
     }
 
-    /// Moves no data. Fails with the command's status if the command does not say where its `len`
-    /// bytes are.
+    /// Checks that the command describes the location of `len` bytes, without moving any. Fails
+    /// with the command's status if it does not.
     pub(crate) fn check(&mut self, command: &SubmissionEntry, len: usize) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)
     }
 
-    /// Fetches `len` bytes from the command's data pointer. Fails with the command's status if any byte cannot be read.
+    /// Fetches `len` bytes from the command's data pointer. Fails with the command's status if any
+    /// byte cannot be read.
     pub(crate) fn receive(
         &mut self,
         purpose: Purpose,
@@ -94,7 +95,7 @@ impl DataPath {
         self.gather(purpose, len)
     }
 
-    /// Lets `fill` make `len` bytes and writes them to the command's data pointer.
+    /// Lets `fill` produce `len` bytes and writes them to the command's data pointer.
     pub(crate) fn send(
         &mut self,
         purpose: Purpose,
@@ -106,7 +107,7 @@ impl DataPath {
         self.fill(purpose, len, fill)
     }
 
-    /// Lets `fill` make `len` bytes and writes them to the located segments.
+    /// Lets `fill` produce `len` bytes and writes them to the located segments.
     pub(crate) fn fill(
         &mut self,
         purpose: Purpose,
@@ -159,8 +160,8 @@ impl DataPath {
     }
 
     /// Fetches blocks of `block_bytes` from the PRPs of the command into a range. If any byte
-    /// cannot be read, the range is unchanged. The exception is a lender that takes its memory
-    /// away: then the blocks before that are new, and the block at that point may contain zeros.
+    /// cannot be read, the range is unchanged, with one exception: if a lender takes its memory
+    /// away during the copy, earlier blocks are new, and the block at that point may contain zeros.
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
@@ -210,8 +211,8 @@ impl DataPath {
         self.scatter(Purpose::Payload, index, len - done)
     }
 
-    /// Copies between the segments and a range, up to the first segment that is not memory that is
-    /// mapped here. Returns the number of segments and bytes copied.
+    /// Copies between the segments and a range, up to the first segment whose memory is not mapped
+    /// here. Returns the number of segments and bytes copied.
     fn copy(
         &mut self,
         direction: Direction,
@@ -287,7 +288,7 @@ impl DataPath {
         self.scatter(purpose, 0, len)
     }
 
-    /// Returns the origin of the located data, and its segments.
+    /// Returns the origin and the segments of the located data.
     pub(crate) fn located(&self) -> (Origin, Vec<(u64, usize)>) {
         (self.origin, ranges(&self.segments).collect())
     }
@@ -337,7 +338,7 @@ impl DataPath {
         requester.gather(tag, ranges(&self.segments), data)
     }
 
-    /// Returns `true` if all segments are memory that is mapped here and may be read. This holds
+    /// Returns `true` if the memory of all segments is mapped here and may be read. This holds
     /// until the session is released.
     fn is_straight(&mut self, purpose: Purpose) -> bool {
         let session = &mut self.session;
@@ -373,7 +374,8 @@ impl UpstreamAccess<'_> {
         self.session.read(tag, address, data)
     }
 
-    /// Must be called before a request by the session that may need a message.
+    /// Waits for pinned transfers if a request by the session may need a message. Call it before
+    /// each request.
     fn prepare(&mut self, purpose: Purpose, direction: Direction, range: (u64, usize)) {
         self.session.learn();
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
@@ -382,7 +384,8 @@ impl UpstreamAccess<'_> {
         }
     }
 
-    /// Waits until no kernel transfer uses pinned memory: the completer of a message may wait for that.
+    /// Waits until no kernel transfer uses pinned memory: the completer of a message may wait for
+    /// that.
     fn wait_for_pinned(&mut self) {
         self.session.release();
         if let Some(files) = self.files {
@@ -398,7 +401,8 @@ fn ranges(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
         .map(|segment| (segment.address, segment.len))
 }
 
-/// The status of a command whose DMA failed: never success (NVMe Base 2.0, 3.3.3.2.1, Data Transfer Error).
+/// The status of a command whose DMA failed: never success (NVMe Base 2.0, 3.3.3.2.1, Data Transfer
+/// Error).
 fn transfer_error(_: DmaError) -> Status {
     Status::DATA_TRANSFER_ERROR
 }
@@ -499,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn block_in_two_segments_of_which_one_is_lost_stays_as_it_was() {
+    fn block_in_two_segments_is_unchanged_if_one_is_lost() {
         let requester = Arc::new(Requester::new());
         requester.set_bus_master(true);
         let rams = [0x1000, 0x3000].map(|address| {

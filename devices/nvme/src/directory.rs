@@ -5,13 +5,13 @@ use crate::doorbell_page::Owner;
 /// An I/O completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CompletionOwner {
-    /// The worker that has it, and every submission queue that is bound to it.
+    /// The worker that owns the queue, and every submission queue bound to it.
     pub(crate) owner: Owner,
-    /// Number of submission queues bound to it.
+    /// Number of submission queues bound to the queue.
     pub(crate) users: u16,
 }
 
-/// The I/O queues by number. Number 0, the admin queues, are the engine's own and always free here.
+/// The I/O queues by number. Slot 0 is always free: the admin queues belong to the engine.
 #[derive(Debug)]
 pub(crate) struct Directory {
     /// The completion queue that each submission queue is bound to.

@@ -13,7 +13,8 @@ pub(crate) const VALUE: u32 = 0xffff;
 /// Owner of a doorbell whose queue does not exist.
 const NO_OWNER: u8 = u8::MAX;
 
-/// The thread that owns a queue: 0 is the engine, which owns the admin queues, and then come the workers.
+/// The thread that owns a queue: 0 is the engine, which owns the admin queues, and the workers have
+/// numbers from 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner(pub(crate) u8);
 

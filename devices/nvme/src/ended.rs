@@ -14,7 +14,7 @@ pub(crate) struct Ended {
     pub(crate) permit: Permit,
     pub(crate) status: Status,
     pub(crate) posting: Posting,
-    /// A fault: data that follows once the host has taken the completion.
+    /// A fault: data that is written once the host has taken the completion.
     pub(crate) late: Option<Box<LateData>>,
 }
 

@@ -27,7 +27,7 @@ use crate::registers::{EngineRequest, QUEUE_PAIRS, Registers, Setup};
 use crate::storage::Storage;
 use crate::worker_pool::WorkerPool;
 
-/// At most as many admin commands are executed before the registers are read again.
+/// The most admin commands that are executed before the registers are read again.
 const BURST: usize = 16;
 
 /// The admin queues.
@@ -52,7 +52,7 @@ pub(crate) struct Engine {
     pub(crate) held: HeldBack<(SubmissionEntry, Permit)>,
     /// The engine has acted on an enable.
     pub(crate) enabled: bool,
-    /// Bus mastering when the present turn began.
+    /// The state of bus mastering when the present turn began.
     pub(crate) bus: BusMastering,
 }
 
@@ -127,7 +127,7 @@ impl Engine {
         });
     }
 
-    /// Admin commands that are held back never begin.
+    /// Drops the admin commands that are held back.
     fn forget_held(&mut self) {
         self.held.take_all().for_each(|(_, permit)| permit.expire());
     }
@@ -243,7 +243,7 @@ impl Engine {
 
     fn take_doorbells(&mut self) {
         if let Some(pair) = &mut self.pair {
-            // They are registers, which are always reachable.
+            // The admin doorbells are registers, which are always reachable.
             let (session, vector) = (&mut self.data.session, pair.completion.vector());
             let _ = pair.submission.take_tail(session, &self.notifier, vector);
             pair.completion.take_head(&pair.interrupts, session);
@@ -300,7 +300,7 @@ impl Engine {
         self.data.resume(Origin::command(0, entry.cid.get()));
         let outcome = self.execute(entry);
         if outcome == Err(Status::DATA_TRANSFER_ERROR) && self.has_lost_bus() {
-            // Its data go on when they may.
+            // The command is tried again when bus mastering is on.
             return self.held.add(Duration::ZERO, (*entry, permit));
         }
         self.end(entry, permit, outcome);

@@ -56,7 +56,7 @@ impl EventCount {
         is_new
     }
 
-    /// Wakes the thread, if it is blocked, for work that has been stored where its `idle` polls.
+    /// Wakes the thread, if it is blocked, for work that its `idle` finds.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.blocked.load(Ordering::Relaxed) {

@@ -19,7 +19,7 @@ pub(crate) enum HeldBackItem {
     Completion(Ended),
 }
 
-/// Items that are held back, each until its time.
+/// Items that are held back, each until it is due.
 pub(crate) struct HeldBack<T>(Vec<(Instant, T)>);
 
 impl<T> Default for HeldBack<T> {
@@ -33,7 +33,7 @@ impl<T> HeldBack<T> {
         self.0.push((Instant::now() + by, held));
     }
 
-    /// Returns the time at which the first of them is due.
+    /// Returns the time at which the first item is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.0.iter().map(|(due, _)| *due).min()
     }
@@ -54,8 +54,8 @@ impl<T> HeldBack<T> {
 }
 
 impl DataPath {
-    /// Returns the fault that a rule injects into a command of queue `queue`, or with
-    /// [`Kind::Completion`] and [`Kind::Data`] into its completion and data.
+    /// Returns the fault that a rule injects into a command of queue `queue`, or, with
+    /// [`Kind::Completion`] or [`Kind::Data`], into its completion or its data.
     #[inline]
     pub(crate) fn injected(
         &self,

@@ -1,4 +1,5 @@
-//! The level of the INTx pin: asserted while a completion queue has entries that the guest has not taken.
+//! The level of the INTx pin: asserted while a completion queue has entries that the guest has not
+//! taken.
 
 use crate::io_queue::ring::distance;
 use crate::sync::{AtomicU32, Ordering};
@@ -10,7 +11,8 @@ const NONE: u32 = u32::MAX;
 struct QueueState {
     vector: AtomicU32,
     entries: AtomicU32,
-    /// Head and tail, of 16 bits each, in one word, so that no reader sees one of them without the other.
+    /// Head and tail, of 16 bits each, in one word, so that no reader sees one of them without the
+    /// other.
     head_and_tail: AtomicU32,
 }
 

@@ -74,8 +74,8 @@ impl Io {
         }
     }
 
-    /// Prefetches the first blocks of a command that is expected soon, if they are in memory. It
-    /// checks nothing.
+    /// Prefetches the first blocks of a command that is expected soon, if they are in memory. The
+    /// command is not checked yet.
     pub(crate) fn expect(&self, entry: Option<&SubmissionEntry>) {
         let moves_data = |entry: &&SubmissionEntry| {
             [NvmOpcode::Read as u8, NvmOpcode::Write as u8].contains(&entry.opcode)
@@ -93,9 +93,9 @@ impl Io {
         }
     }
 
-    /// Returns how many more commands the kernel can take from a queue with `outstanding` ones, if
-    /// any need the kernel. Each of `queues` queues has its share, so that slow commands of one do
-    /// not hold up another.
+    /// Returns the number of further commands that the kernel can take from a queue with
+    /// `outstanding` ones, if they need the kernel. Each of `queues` queues has its share, so that
+    /// slow commands of one do not hold up another.
     pub(crate) fn free_operations(&self, queues: usize, outstanding: usize) -> usize {
         let Some(files) = &self.data.files else {
             return usize::MAX;
@@ -106,7 +106,7 @@ impl Io {
     }
 
     /// Executes a command of I/O queue `queue`. Returns its end, or `None` if it is deferred or the
-    /// kernel works on it; then [`Io::take_ended`] returns its permit.
+    /// kernel works on it; then [`Io::take_ended`] returns its end later.
     pub(crate) fn execute(
         &mut self,
         queue: u16,
@@ -140,7 +140,7 @@ impl Io {
         self.end(command, progress)
     }
 
-    /// Returns the end of a command, or `None` if a job has its permit or its completion is held
+    /// Returns the end of a command, or `None` if it continues as a job or its completion is held
     /// back.
     #[inline(always)]
     fn end(&mut self, command: InProgress<'_>, progress: Result<(), Status>) -> Option<Ended> {
@@ -181,8 +181,8 @@ impl Io {
         self.held.due()
     }
 
-    /// Returns a command that has ended since. A command that the kernel ends after a reset
-    /// expires.
+    /// Returns a command that has ended since it was executed. A command that the kernel ends after
+    /// a reset expires.
     pub(crate) fn take_ended(&mut self) -> Option<Ended> {
         while let Some(held) = self.held.take_due() {
             let ended = match held {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use peerbar_dma::Origin;
 
-/// Limit of late data that a thread keeps at a time, since each has its own buffer.
+/// The most late data that a thread keeps at a time, since each has its own buffer.
 const MOST: usize = 64;
 
 /// Data that is written after its completion.
@@ -25,7 +25,7 @@ pub(crate) struct LateData {
     pub(crate) slot: Slot,
 }
 
-/// The right to keep data until after their completion.
+/// The right to keep data until after its completion.
 pub(crate) struct Slot(#[expect(dead_code, reason = "it counts")] Arc<()>);
 
 /// The slots of a thread.

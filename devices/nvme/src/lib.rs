@@ -30,7 +30,7 @@
 //! image directly between the file and memory that is mapped here, for many commands at once, and
 //! it also performs flushes and zeroing. In the meantime the worker executes other commands, and it
 //! completes each command when the kernel has ended its work. A thread that takes such memory away,
-//! or resets, waits for the kernel; a reset drops a late flush. The doorbells are in a page of
+//! or resets, waits for the kernel. The doorbells are in a page of
 //! BAR0, which the guest may map if the workers poll indefinitely ([`PollPolicy::Always`]), or in
 //! guest memory (Doorbell Buffer Config, for [`PollPolicy::Adaptive`]). A batch of completions
 //! shares one interrupt; several batches do if the host configures Interrupt Coalescing, or while

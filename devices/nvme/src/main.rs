@@ -7,7 +7,8 @@ use peerbar_endpoint::DeviceOptions;
 use peerbar_endpoint::daemon::{self, Fault};
 use peerbar_nvme::{CmbError, Config, ConfigError, Controller, PmrError};
 
-/// An NVMe controller with a Controller Memory Buffer and a Persistent Memory Region, served over vfio-user until SIGTERM.
+/// An NVMe controller with a Controller Memory Buffer and a Persistent Memory Region, served over
+/// vfio-user until SIGTERM.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {

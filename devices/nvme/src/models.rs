@@ -4,9 +4,9 @@
 mod completions;
 mod sleep;
 
-/// Tries a scene in every order of events that preempts threads at most `preemptions` times.
-fn every_order(preemptions: usize, scene: impl Fn() + Sync + Send + 'static) {
+/// Runs `test` in every order of events that preempts threads at most `preemptions` times.
+fn every_order(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
-    model.check(scene);
+    model.check(test);
 }

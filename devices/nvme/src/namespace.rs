@@ -32,7 +32,7 @@ const KEPT_AT_ONCE: usize = 1 << 16;
 
 /// A range of blocks that does not lie in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("blocks {start:#x}+{count:#x} leave a namespace of {blocks:#x} blocks")]
+#[error("blocks {start:#x}+{count:#x} exceed a namespace of {blocks:#x} blocks")]
 pub(crate) struct OutOfRange {
     /// First block.
     pub(crate) start: u64,
@@ -106,7 +106,7 @@ impl Namespace {
         self.backend.as_ref()
     }
 
-    /// Returns the locks of its blocks, if commands are executed at the same time.
+    /// Returns the locks of its blocks, if several threads execute its commands.
     pub(crate) fn locks(&self) -> Option<&BlockLocks> {
         self.locks.as_ref()
     }
@@ -116,7 +116,8 @@ impl Namespace {
         &self.syncs
     }
 
-    /// Keeps the contents of an extent that a command is about to write, which a power loss may bring back.
+    /// Keeps the contents of an extent that a command is about to write, which a power loss may
+    /// bring back.
     pub(crate) fn keep_former(&self, extent: Extent) -> io::Result<()> {
         let bytes = usize::try_from(self.block_bytes.max(1)).unwrap_or(usize::MAX);
         let ticket = self.syncs.next();

@@ -24,7 +24,8 @@ pub(crate) enum Task {
     Stop,
     /// The registers have a request.
     Registers(EngineRequest),
-    /// An admin doorbell has been rung since the last task, or an invalid doorbell, or the engine has work left.
+    /// An admin doorbell has been rung since the last task, or an invalid doorbell, or the engine
+    /// has work left.
     Queues,
 }
 
@@ -41,10 +42,10 @@ pub(crate) struct Notifier {
     /// The event counts, by owner.
     engine: EventCount,
     workers: Vec<EventCount>,
-    /// The engine should read the registers. Like `quiet`, it is read between any two commands,
-    /// without the lock and relaxed, since no other access depends on its order. The registers are
-    /// read under their lock, queues are created and deleted by requests, and a thread that must
-    /// not miss a change is notified.
+    /// The engine should read the registers. Like `quiet`, this flag is read between any two
+    /// commands, without the lock and relaxed, since no other access depends on its order: the
+    /// registers are read under their lock, queues are created and deleted by requests, and a
+    /// thread that must not miss a change is notified.
     urgent: AtomicBool,
     /// No command may be fetched: a reset has begun, or the controller has failed.
     quiet: AtomicBool,

@@ -1,4 +1,5 @@
-//! The Persistent Memory Region (NVMe Base 2.0, 8.14): its registers, and the window that it opens for DMA.
+//! The Persistent Memory Region (NVMe Base 2.0, 8.14): its registers, and the window that it opens
+//! for DMA.
 
 mod persistent_memory;
 mod unsynced;

@@ -8,7 +8,7 @@ const ENTRY: u64 = 8;
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// A PRP with an invalid offset; the same command would fail again.
 const BAD_OFFSET: Status = Status::INVALID_PRP_OFFSET.with_dnr(true);
-/// A PRP that the data needs is 0: the host has not set it.
+/// A PRP that the data needs is 0, so the host has not set it.
 const MISSING: Status = Status::INVALID_FIELD.with_dnr(true);
 
 /// A run of bytes at consecutive addresses.
@@ -211,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_only_leads_on_is_refused() {
+    fn list_chain_without_data_is_refused() {
         let mut lists = Lists::default();
         lists.put(0x5ff8, &[0x5ff8]);
         assert_eq!(lists.walk(0x10000, 0x5ff8, 1 << 20), Err(BAD_OFFSET));
     }
 
     #[test]
-    fn offsets_where_none_may_be_are_refused() {
+    fn prp_offset_that_must_be_0_is_refused() {
         let mut lists = Lists::default();
         lists.put(0x5000, &[0x20004, 0x40000]);
         for (prp1, prp2, len) in [

@@ -14,7 +14,8 @@ use thiserror::Error;
 
 use crate::prp::Segment;
 
-/// An address that no guest maps: above all its memory, below the limit of every IOMMU with four levels of tables.
+/// An address that no guest maps: above all its memory, below the limit of every IOMMU with four
+/// levels of tables.
 const UNMAPPED: u64 = 1 << 46;
 /// Beyond what a page table entry of x86 can hold (Intel SDM, 4.5).
 const BEYOND_52_BITS: u64 = 1 << 52;
@@ -30,11 +31,13 @@ pub enum FaultKind {
     Beyond52Bits,
     /// The data's first half lies at the end of the address space, its second half past it.
     Wraps,
-    /// The data's address is that of the previous command's data, which its driver has unmapped since.
+    /// The data's address is that of the previous command's data, which its driver has unmapped
+    /// since.
     AfterUnmap,
-    /// The data starts in its own middle, and so runs over its end.
+    /// The data starts in its middle, and so runs past its end.
     PastEnd,
-    /// The controller writes zeros where it should read the data: a fault of Write and Compare only.
+    /// The controller writes zeros where it should read the data: a fault of Write and Compare
+    /// only.
     WriteBack,
 }
 
@@ -107,7 +110,7 @@ impl SeededFault {
             FaultKind::PastEnd => start.wrapping_add(half),
             FaultKind::WriteBack => return,
         };
-        log::debug!("block {}: {:?} is committed", self.block, self.kind);
+        log::debug!("block {}: seeded fault {:?}", self.block, self.kind);
         segments.clear();
         segments.push(Segment { address, len });
     }

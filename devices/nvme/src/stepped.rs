@@ -20,7 +20,7 @@ pub struct SteppedController {
 }
 
 impl SteppedController {
-    /// A controller with namespaces on these disks, then those of `config`.
+    /// Makes a controller with namespaces on these disks, then those of `config`.
     ///
     /// # Errors
     /// Those of [`Controller::start`].
@@ -51,8 +51,7 @@ impl SteppedController {
         self.engine.work();
     }
 
-    /// Treats all disks as new, as another start of the server does: no data of theirs has been
-    /// lost.
+    /// Forgets that the disks have lost data, as a restart of the server does.
     pub fn renew_disks(&mut self) {
         for namespace in &self.engine.storage.namespaces {
             namespace.syncs().forgive();

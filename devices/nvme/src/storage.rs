@@ -261,7 +261,7 @@ impl Storage {
         }
         let lost = self.pmr.as_ref().map(|pmr| pmr.lose_power(&mut rng));
         if let Some(Err(error)) = lost {
-            log::debug!("the PMR loses nothing with the power: {error}");
+            log::debug!("the PMR keeps its data in a power loss: {error}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The types by which threads share state. With the feature `loom` they are loom's, so that
+//! The types with which threads share state. With the feature `loom` they are loom's, so that
 //! `models.rs` can try every order of events.
 
 #[cfg(not(feature = "loom"))]

@@ -18,13 +18,13 @@ pub(crate) struct WorkerPool {
 
 struct Handle {
     requests: Sender<(WorkerRequest, Done)>,
-    runs: Runs,
+    execution: Execution,
 }
 
-/// The thread of a worker.
-enum Runs {
+/// The way in which a worker runs.
+enum Execution {
     Thread(JoinHandle<()>),
-    /// The engine's thread.
+    /// On the engine's thread.
     #[cfg(feature = "stepped")]
     Here(Box<std::cell::RefCell<Worker>>),
 }
@@ -32,10 +32,10 @@ enum Runs {
 impl Handle {
     /// Runs the worker, if it has no thread.
     fn work(&self) {
-        match &self.runs {
-            Runs::Thread(_) => {}
+        match &self.execution {
+            Execution::Thread(_) => {}
             #[cfg(feature = "stepped")]
-            Runs::Here(worker) => worker.borrow_mut().work(),
+            Execution::Here(worker) => worker.borrow_mut().work(),
         }
     }
 }
@@ -54,7 +54,7 @@ impl WorkerPool {
             let thread = thread.spawn(move || worker.run())?;
             Ok(Handle {
                 requests,
-                runs: Runs::Thread(thread),
+                execution: Execution::Thread(thread),
             })
         });
         let workers = workers.collect::<io::Result<_>>()?;
@@ -73,7 +73,7 @@ impl WorkerPool {
             let worker = make(Owner(number), inbox);
             Handle {
                 requests,
-                runs: Runs::Here(Box::new(worker.into())),
+                execution: Execution::Here(Box::new(worker.into())),
             }
         });
         let workers = workers.collect();
@@ -89,7 +89,7 @@ impl WorkerPool {
     /// Sends a request to a worker and waits until it is confirmed.
     pub(crate) fn request(&self, owner: Owner, request: WorkerRequest) {
         if let Some(done) = self.send(owner, request) {
-            // Receiving fails if the worker has panicked, which is logged at the end.
+            // Receiving fails if the worker has panicked, which `shut_down` logs.
             let _ = done.recv();
         }
     }
@@ -119,10 +119,10 @@ impl WorkerPool {
     pub(crate) fn shut_down(&mut self) {
         self.request_all(|| WorkerRequest::Stop);
         for worker in self.workers.drain(..) {
-            let has_panicked = match worker.runs {
-                Runs::Thread(thread) => thread.join().is_err(),
+            let has_panicked = match worker.execution {
+                Execution::Thread(thread) => thread.join().is_err(),
                 #[cfg(feature = "stepped")]
-                Runs::Here(_) => false,
+                Execution::Here(_) => false,
             };
             if has_panicked {
                 log::error!("a worker of the controller has panicked");

@@ -29,10 +29,10 @@ impl Engine {
         }
     }
 
-    /// NVMe Base 2.0, 5.1. Other commands are executed as soon as they are fetched, or the kernel
-    /// works on them, so only an Asynchronous Event Request can still be aborted. It completes
-    /// first, so it needs a free entry in addition to the one that this command owns. Bit 0 of
-    /// dword 0 is set if it was not aborted.
+    /// Abort (NVMe Base 2.0, 5.1). Other commands are executed as soon as they are fetched, or the
+    /// kernel works on them, so only an Asynchronous Event Request can still be aborted. The
+    /// aborted request completes first, so it needs a free entry in addition to the one that Abort
+    /// owns. Bit 0 of dword 0 is set if nothing was aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Reply {
         let command = Abort::from(entry);
         if command.sqid.get() != 0 || !self.has_free_entry() {

@@ -12,16 +12,15 @@ use crate::prp::PAGE;
 use crate::registers::QUEUE_PAIRS;
 
 impl Engine {
-    /// Returns `true` if the guest may keep doorbells in its own memory. It may not if it is
-    /// interrupted by the INTx pin, which falls when a head doorbell is rung: a head that is only
-    /// written to memory leaves the pin asserted, and spurious interrupts follow.
+    /// Returns `true` if the guest may keep doorbells in its own memory. A guest that uses the INTx
+    /// pin may not: the pin is deasserted when a head doorbell is rung, so a head that is only
+    /// written to memory would leave it asserted and cause spurious interrupts.
     pub(super) fn offers_doorbell_buffer(&self) -> bool {
         self.admin.identity.offers_shadow_doorbells() && self.notifier.sends_messages()
     }
 
-    /// From now on workers poll the I/O queues' doorbells in a page of the guest's memory. Pages
-    /// that can only be reached by messages to the client are refused: each poll would cost a
-    /// message.
+    /// Makes the workers poll the I/O queues' doorbells in a page of the guest's memory. Refuses
+    /// pages that can only be reached by messages to the client: each poll would cost a message.
     pub(super) fn configure_doorbell_buffer(
         &mut self,
         entry: &SubmissionEntry,

@@ -13,7 +13,8 @@ pub(super) const LIMIT: usize = 4;
 
 /// Requests that wait for an event, and events that wait for a request.
 ///
-/// Once an event has been reported, others of its kind wait until the host has read the log page of that kind.
+/// Once an event has been reported, others of its kind wait until the host has read the log page of
+/// that kind.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     requests: VecDeque<u16>,
@@ -31,7 +32,7 @@ impl Events {
         Ok(Reply::Later)
     }
 
-    /// Records that an event has happened. One that already waits to be reported is the same event.
+    /// Records an event, unless the same event already waits to be reported.
     pub(crate) fn raise(&mut self, event: AsyncEvent) {
         if !self.events.contains(&event) {
             self.events.push_back(event);

@@ -1,6 +1,6 @@
 //! The values of the features (NVMe Base 2.0, 5.27; NVM Command Set 1.0, 4.1.3).
 //!
-//! Arbitration is kept and reported, and has no effect: it is a recommendation to a controller.
+//! Arbitration is stored and reported, but has no effect: it is a recommendation to a controller.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -87,8 +87,8 @@ impl Features {
         }
     }
 
-    /// A controller reset: all features get their defaults, except the timestamp and the Software
-    /// Progress Marker, which counts boots.
+    /// Handles a controller reset: all features get their defaults, except the timestamp and the
+    /// Software Progress Marker, which counts boots.
     pub(super) fn reset(&mut self) {
         *self = Self {
             timestamp: self.timestamp,
@@ -97,13 +97,12 @@ impl Features {
         };
     }
 
-    /// Number of Queues: returns the highest number that a submission and a completion queue may
-    /// have.
+    /// Returns Number of Queues: the highest number of a submission and of a completion queue.
     pub(super) fn granted_queues(&self) -> [u16; 2] {
         self.granted_queues.map(|granted| granted + 1)
     }
 
-    /// Volatile Write Cache: returns `true` if writes may wait for a Flush.
+    /// Returns Volatile Write Cache: `true` if writes may wait for a Flush.
     pub(super) fn write_cache(&self) -> bool {
         self.plain(fid::VOLATILE_WRITE_CACHE)
             .is_some_and(|value| VolatileWriteCache::from_bits(value).wce())
@@ -303,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_returned_and_a_reset_brings_the_defaults_back() {
+    fn set_value_is_returned_and_a_reset_restores_the_default() {
         let mut features = Features::new(2, 0);
         for (fid, dword) in [
             (fid::ARBITRATION, 7),
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_granted_up_to_what_there_is() {
+    fn queues_are_granted_up_to_the_limit() {
         let mut features = Features::new(1, 0);
         assert_eq!(features.grant_queues(0x0003_0001), Ok(0x0003_0001));
         assert_eq!(features.granted_queues(), [2, 4]);
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_queues_are_granted_beyond_what_is_asked_for() {
+    fn spare_queues_are_granted_in_addition_to_requested_ones() {
         let mut features = Features::new(1, 8);
         for _ in 0..2 {
             assert_eq!(features.grant_queues(0x0003_0001), Ok(0x000b_0009));
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn error_recovery_is_each_namespace_s_own() {
+    fn error_recovery_is_separate_for_each_namespace() {
         let mut features = Features::new(2, 0);
         features.set_value(fid::ERROR_RECOVERY, 5, 1..2).unwrap();
         assert_eq!(features.value(fid::ERROR_RECOVERY, 0, Some(0)), Ok(0));
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_goes_on_from_what_the_host_set() {
+    fn timestamp_continues_from_the_value_that_the_host_set() {
         let mut features = Features::new(1, 0);
         features
             .set_data(fid::TIMESTAMP, &[0x10, 0x20, 0x30, 0, 0, 0, 0, 0])

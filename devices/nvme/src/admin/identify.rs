@@ -77,7 +77,7 @@ impl Engine {
         })
     }
 
-    /// NVMe Base 2.0, 5.17.2.2: all namespaces above an NSID, in order.
+    /// Returns all namespaces above an NSID, in order (NVMe Base 2.0, 5.17.2.2).
     fn namespaces_above(&self, nsid: u32) -> Result<[u8; DATA_SIZE], Status> {
         if nsid >= NSID_ALL - 1 {
             return Err(Status::INVALID_NAMESPACE.with_dnr(true));
@@ -107,14 +107,15 @@ fn namespace_data(namespace: &Namespace) -> NamespaceData {
     data
 }
 
-/// NVMe Base 2.0, 5.17.2.8: the data that is independent of the command set.
+/// Returns the data of a namespace that is independent of the command set (NVMe Base 2.0,
+/// 5.17.2.8).
 fn independent_namespace() -> [u8; DATA_SIZE] {
     let mut data = IndependentNamespace::new_zeroed();
     data.nstat.set_nrdy(true);
     zero_padded(data.as_bytes())
 }
 
-/// NVMe Base 2.0, 5.17.2.10: the controllers from an ID on; there is one.
+/// Returns the controllers from an ID on (NVMe Base 2.0, 5.17.2.10). There is one controller.
 fn controllers_from(id: u16) -> [u8; DATA_SIZE] {
     let mut list = ControllerList::new_zeroed();
     if id <= CONTROLLER_ID {
@@ -126,7 +127,8 @@ fn controllers_from(id: u16) -> [u8; DATA_SIZE] {
     bytes(&list)
 }
 
-/// NVMe Base 2.0, 5.17.2.21; FFFFh stands for the controller that executes the command.
+/// Returns the combinations of command sets (NVMe Base 2.0, 5.17.2.21). FFFFh stands for the
+/// controller that executes the command.
 fn command_sets(controller: u16) -> Result<[u8; DATA_SIZE], Status> {
     if controller != CONTROLLER_ID && controller != u16::MAX {
         return Err(Status::INVALID_CONTROLLER_ID.with_dnr(true));

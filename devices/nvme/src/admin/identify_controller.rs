@@ -25,7 +25,7 @@ const MAX_POWER: u16 = 2500;
 const WARNING_TEMPERATURE: u16 = 343;
 const CRITICAL_TEMPERATURE: u16 = 373;
 
-/// ACL: Abort commands that may be outstanding. In practice none ever is.
+/// ACL: Abort commands that may be outstanding. In practice each one completes at once.
 const ABORT_LIMIT: u8 = 4;
 
 /// The controller's identity.
@@ -127,12 +127,12 @@ impl ControllerIdentity {
     }
 }
 
-/// FR, and the firmware slot's revision: this crate's version.
+/// Returns this crate's version as FR and as the firmware slot's revision.
 pub(super) fn firmware() -> [u8; 8] {
     ascii(env!("CARGO_PKG_VERSION")).unwrap_or([b' '; 8])
 }
 
-/// Bytes of a namespace.
+/// Returns the size of a namespace in bytes.
 pub(super) fn capacity(namespace: &Namespace) -> u128 {
     u128::from(namespace.blocks()) * u128::from(namespace.block_bytes())
 }
@@ -146,8 +146,8 @@ pub(super) fn zero_padded<const LEN: usize>(start: &[u8]) -> [u8; LEN] {
     padded
 }
 
-/// A UUID that is derived from the serial number and the NSID, and always the same for them (RFC
-/// 9562, version 8, from an FNV-1a hash).
+/// Returns a UUID that depends only on the serial number and the NSID (RFC 9562, version 8, from an
+/// FNV-1a hash).
 fn uuid(serial: &str, nsid: u32) -> [u8; 16] {
     let fnv = |half: u8| {
         let input = serial.bytes().chain(nsid.to_le_bytes()).chain([half]);

@@ -97,7 +97,7 @@ impl Engine {
                 .as_bytes()
                 .to_vec(),
             lid::FIRMWARE_SLOT => firmware_slots().as_bytes().to_vec(),
-            // Namespaces neither come nor go nor change.
+            // Namespaces are never added, removed or changed.
             lid::CHANGED_NAMESPACES => ChangedNamespaces::new_zeroed().as_bytes().to_vec(),
             lid::COMMAND_EFFECTS => {
                 let mut log = command_effects(command.csi)?;
@@ -115,7 +115,7 @@ impl Engine {
         })
     }
 
-    /// NVMe Base 2.0, 5.16.1.2: the latest errors first, then zeros.
+    /// Returns the error log: the latest errors first, then zeros (NVMe Base 2.0, 5.16.1.2).
     fn errors(&self) -> Vec<u8> {
         let mut page: Vec<u8> = self
             .storage
@@ -148,7 +148,8 @@ fn firmware_slots() -> FirmwareSlot {
     log
 }
 
-/// NVMe Base 2.0, 5.16.1.6. The I/O commands are those of the requested command set.
+/// Returns the effects of the commands, for I/O those of the requested command set (NVMe Base 2.0,
+/// 5.16.1.6).
 fn command_effects(command_set: u8) -> Result<CommandEffectsLog, Status> {
     if command_set != csi::NVM {
         return Err(Status::INVALID_IO_COMMAND_SET.with_dnr(true));

@@ -91,8 +91,8 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// Commands that have not been fetched are lost with their queue. The queue is deleted once the
-    /// commands in progress have completed.
+    /// Deletes a queue once its commands in progress have completed. Commands that have not been
+    /// fetched are lost.
     pub(super) fn delete_submission_queue(
         &mut self,
         entry: &SubmissionEntry,
@@ -136,9 +136,9 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// Queues are contiguous (CAP.CQR) and start at a page. They lie in the Controller Memory
-    /// Buffer only if it supports them. They never lie in the Persistent Memory Region, at either
-    /// of its addresses: the region is for data only (PMRCAP).
+    /// Checks a queue's memory. A queue is contiguous (CAP.CQR) and starts at a page. It may lie in
+    /// the Controller Memory Buffer only if that supports queues, and never in the Persistent
+    /// Memory Region, at either of its addresses: the region is for data only (PMRCAP).
     fn check_memory(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(Status::INVALID_FIELD.with_dnr(true));

@@ -29,7 +29,7 @@ impl Engine {
         }
     }
 
-    /// Exits the failure mode, if the operation that failed was an unrestricted one.
+    /// Exit Failure Mode, which is permitted if the failed operation was unrestricted (AUSE).
     fn exit_failure_mode(&mut self) -> Result<Reply, Status> {
         if self.storage.media() != Media::Failed {
             return Ok(Reply::DONE);

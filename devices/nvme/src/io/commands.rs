@@ -31,7 +31,7 @@ impl Io {
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         if !matches!(opcode, NvmOpcode::Read | NvmOpcode::Write) {
-            // The disk may be slow.
+            // The disk may be slow, and a change of the memory must not wait for it.
             self.data.session.release();
         }
         match opcode {
@@ -42,7 +42,8 @@ impl Io {
         }
     }
 
-    /// Starts a command with its blocks locked until it ends. It is deferred if other commands have them locked.
+    /// Starts a command with its blocks locked until it ends. It is deferred if other commands have
+    /// them locked.
     #[inline(always)]
     fn start_on_blocks(
         &mut self,
@@ -218,7 +219,7 @@ impl Io {
         Ok(())
     }
 
-    /// Only blocks in an image can have become unreadable.
+    /// Verify: reads blocks of an image, because only these can have become unreadable.
     fn verify(&mut self, command: &mut InProgress<'_>, extent: Extent) -> Result<(), Status> {
         let namespace = self.storage.find(command.entry.nsid.get())?;
         let DirectAccess::File(file) = namespace.backend().direct() else {
@@ -246,8 +247,8 @@ impl Io {
         Ok(())
     }
 
-    /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or all with the
-    /// broadcast value.
+    /// Flush of one namespace, or of all with the broadcast value (NVM Command Set 1.0, 3.2, which
+    /// refers to NVMe Base 2.0, 7.1).
     fn flush(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
         let namespaces = match command.entry.nsid.get() {
             NSID_ALL => 0..self.storage.namespaces.len(),
@@ -332,7 +333,8 @@ impl Io {
         self.zero_rest(command, list)
     }
 
-    /// NVM Command Set 1.0, 3.2.3: deallocated blocks read as zero; the other attributes are hints.
+    /// Dataset Management (NVM Command Set 1.0, 3.2.3): deallocated blocks read as zero. The other
+    /// attributes are hints and ignored.
     fn dataset_management(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
         let entry = command.entry;
         let mut list = self.list();
@@ -366,8 +368,9 @@ impl Io {
         list
     }
 
-    /// Makes these extents read as zero for a command, one after the other, each in parts: only a block has to be zeroed at once
-    /// (AWUN), and under load all blocks of a large extent are hardly ever unlocked at the same time.
+    /// Makes these extents read as zero for a command, one after the other, each in parts: only a
+    /// block has to be zeroed at once (AWUN), and under load all blocks of a large extent are
+    /// hardly ever unlocked at the same time.
     fn zero_rest(
         &mut self,
         command: &mut InProgress<'_>,

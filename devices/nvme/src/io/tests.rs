@@ -192,7 +192,7 @@ fn commands_with_the_same_blocks_wait_for_each_other() {
 
 /// Zeroes 64 MiB while Reads of the blocks behind them follow each other, eight at a time. It must
 /// end within a number of their completions. `direct`: a thread without io_uring zeroes.
-fn zero_beside_reads(opcode: NvmOpcode, direct: bool) {
+fn zero_during_reads(opcode: NvmOpcode, direct: bool) {
     const DEPTH: u64 = 8;
     const BLOCKS: u64 = 1 << 14;
     let event = EventFd::new().unwrap();
@@ -271,8 +271,8 @@ fn zero_beside_reads(opcode: NvmOpcode, direct: bool) {
 #[test]
 fn large_extent_is_zeroed_while_reads_continue() {
     for direct in [false, true] {
-        zero_beside_reads(NvmOpcode::WriteZeroes, direct);
-        zero_beside_reads(NvmOpcode::DatasetManagement, direct);
+        zero_during_reads(NvmOpcode::WriteZeroes, direct);
+        zero_during_reads(NvmOpcode::DatasetManagement, direct);
     }
 }
 
@@ -378,7 +378,7 @@ impl Backend for Failing {
 }
 
 #[test]
-fn failed_flush_fails_those_beside_and_all_after_it() {
+fn failed_flush_fails_concurrent_and_later_ones() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let failing = Failing {

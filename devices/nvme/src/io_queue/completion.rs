@@ -18,7 +18,7 @@ use crate::late_data::LateData;
 /// Bytes of a completion queue entry.
 pub(crate) const COMPLETION_BYTES: u64 = 16;
 
-/// At most as many completions are flushed together.
+/// The most completions that are flushed together.
 const MOST_STAGED: usize = 64;
 
 /// A completion queue (NVMe Base 2.0, 3.3.1). Entries are staged one by one and flushed together.
@@ -45,7 +45,7 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub(crate) fn new(id: u16, vector: Option<u16>, ring: Ring, page: Arc<DoorbellPage>) -> Self {
         Self {
             id,
@@ -205,8 +205,8 @@ impl CompletionQueue {
                 self.interrupt.answer(self.unread());
             }
         }
-        // Read at each move: a full queue is read only after the guest has gone almost once around
-        // it.
+        // Advanced at each move of the head: the head of a full queue is read only after the guest
+        // has gone almost once around the queue.
         self.doorbell.advance(memory, self.head, self.ring, 1);
     }
 

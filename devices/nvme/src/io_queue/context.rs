@@ -10,7 +10,7 @@ use crate::io::Io;
 use crate::notifier::Notifier;
 use crate::registers::Registers;
 
-/// At most as many commands of one queue are fetched before the next queue's turn.
+/// The most commands of one queue that are fetched before the next queue's turn.
 const BATCH: usize = 32;
 
 /// The shared state: the path to data, interrupts, and a batch of commands.
@@ -18,7 +18,7 @@ pub(crate) struct Context {
     pub(super) io: Io,
     pub(super) interrupts: QueueInterrupts,
     pub(super) batch: Batch,
-    /// Bus mastering when the worker's present step began.
+    /// The state of bus mastering when the worker's present step began.
     bus: BusMastering,
 }
 
@@ -66,8 +66,8 @@ impl Context {
         }
     }
 
-    /// Writes the data that follows completions of a queue, if the guest has taken these. Returns
-    /// `true` if there was any.
+    /// Writes the late data of a queue whose completion the guest has taken. Returns `true` if
+    /// there was any.
     pub(super) fn write_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
         if completions.late_writes.is_empty() {
             return false;
@@ -77,14 +77,14 @@ impl Context {
         while let Some(late) = completions.take_late() {
             any = true;
             if let Err(error) = self.io.data.write_late(&late) {
-                log::debug!("queue {}: data after their completion: {error}", late.queue);
+                log::debug!("queue {}: data after its completion: {error}", late.queue);
             }
         }
         any
     }
 
-    /// Makes the guest ring when it takes a completion that is followed by data. Returns `true` if
-    /// it has not yet taken any of these.
+    /// Makes the guest ring when it takes a completion that is followed by late data. Returns
+    /// `true` if it has not taken any such completion yet.
     pub(super) fn arm_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
         if !completions.late_writes.is_empty() {
             // A doorbell that is not mapped is detected when the submission queue is armed.

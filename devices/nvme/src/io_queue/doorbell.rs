@@ -184,7 +184,8 @@ impl QueueDoorbell {
             if !memory.store(shadow.words.event, self.seen) {
                 return Err(Unreachable);
             }
-            // Orders the store before the read, as the guest orders its store of the value before its read of the event index.
+            // Orders the store before the read, as the guest orders its store of the value before
+            // its read of the event index.
             fence(Ordering::SeqCst);
         }
         self.is_unchanged(memory)

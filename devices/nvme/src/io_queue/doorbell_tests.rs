@@ -92,7 +92,7 @@ fn doorbell_moves_to_a_second_buffer_with_its_latest_value() {
 }
 
 #[test]
-fn register_written_beside_the_shadow_buffer_takes_effect() {
+fn register_write_takes_effect_with_a_shadow_buffer() {
     let mut memory = TwoWords::default();
     let (mut doorbell, page) = shadow_doorbell(&mut memory);
     for value in [1, 7, 0, 3] {

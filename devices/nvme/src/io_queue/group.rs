@@ -10,7 +10,8 @@ use super::interrupt::Next;
 use super::submission::{Batch, Command, SubmissionQueue};
 use crate::ended::{Ended, Posting};
 
-/// Staged completions are flushed once this many bytes have been copied since the last flush, and after half of the batch.
+/// Staged completions are flushed once this many bytes have been copied since the last flush, and
+/// after half of the batch.
 pub(super) const WAIT_BYTES: u64 = 32 << 10;
 
 /// A completion queue, and the submission queues that are bound to it.

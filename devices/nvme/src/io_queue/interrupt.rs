@@ -6,7 +6,7 @@
 //! interrupt is raised at the latest when its aggregation time is over, independently of the guest.
 //! `models/completions.rs` tries every order of events while time stands still.
 //!
-//! Entries are aggregated for each queue. Queues that share a vector may bring more interrupts than
+//! Entries are aggregated for each queue. Queues that share a vector may raise more interrupts than
 //! the threshold recommends.
 //!
 //! Completions of the admin queue and the INTx pin are not coalesced: the pin is a level, and one
@@ -23,8 +23,8 @@ use crate::notifier::Notifier;
 /// The unit of the aggregation time.
 const TICK: Duration = Duration::from_micros(100);
 
-/// Coalescing for a busy worker's interrupts, if the guest has not responded to the previous
-/// interrupt: it has taken no entry since.
+/// Coalescing for a busy worker's interrupts while the guest has not responded to the previous
+/// interrupt, that is, has taken no entry since.
 const UNANSWERED: Aggregation = Aggregation {
     threshold: u32::MAX,
     time: TICK,

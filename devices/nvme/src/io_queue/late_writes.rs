@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn data_are_due_once_their_completion_is_taken_and_stay_so() {
+    fn data_is_due_once_its_completion_is_taken_and_stays_so() {
         let (interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
         let mut queue = completion_queue(&interrupts, 1, (0x2000, ENTRIES));
         post(&mut queue, &interrupts);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn data_are_dropped_with_their_submission_queue() {
+    fn data_is_dropped_with_its_submission_queue() {
         let (interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
         let mut queue = completion_queue(&interrupts, 1, (0x2000, ENTRIES));
         queue.keep_late(data(7));

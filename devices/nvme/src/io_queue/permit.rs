@@ -26,7 +26,8 @@ impl Generation {
     }
 }
 
-/// A reserved entry of a completion queue. A command owns one from before it is fetched until its completion is staged.
+/// A reserved entry of a completion queue. A command owns one from before it is fetched until its
+/// completion is staged.
 ///
 /// A permit is given back by [`stage`] or [`release`]. Only an expired one may be dropped.
 ///
@@ -41,7 +42,7 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// No generation has this number.
+    /// The generation of a permit that was given back. No real generation has this number.
     const USED: u64 = u64::MAX;
 
     #[inline]

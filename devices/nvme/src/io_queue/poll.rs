@@ -2,10 +2,9 @@
 //! it is notified.
 //!
 //! A guest with one outstanding command waits for it, so the worker polls for the next one. A guest
-//! with several does not wait: serving each command at once would interrupt the guest for each, and
-//! take a processor from it if the host has few. So the worker sleeps for a fixed time, in which
-//! commands add up to a batch. A guest that submits its next command within [`SOON`] is too fast
-//! for that.
+//! with several does not wait. Serving each of its commands at once would interrupt it for each,
+//! and take a processor from it if the host has few. So the worker sleeps for a fixed time, in
+//! which commands add up to a batch. It does not sleep if the next command comes within [`SOON`].
 //!
 //! A guest that notifies a blocked worker is stopped until its access is answered. So the worker
 //! sleeps for short times before it blocks, if the last pause was short.
@@ -40,11 +39,11 @@ const SEVERAL: usize = 4;
 pub enum PollPolicy {
     /// It blocks at once. The guest's doorbells wake it.
     Never,
-    /// It polls or sleeps for a short time, then blocks. The guest may keep doorbells in its own memory and notify the
-    /// controller only of those that must wake it (NVMe Base 2.0, 5.8).
+    /// It polls or sleeps for a short time, then blocks. The guest may keep doorbells in its own
+    /// memory and notify the controller only of those that must wake it (NVMe Base 2.0, 5.8).
     #[default]
     Adaptive,
-    /// It polls indefinitely, on a processor of its own. The guest may map the doorbells.
+    /// It polls indefinitely, and so uses a whole processor. The guest may map the doorbells.
     Always,
 }
 
@@ -116,8 +115,8 @@ impl Poller {
         self.idle_since.is_some()
     }
 
-    /// Records that there was work. `outstanding` is the number of commands that an
-    /// interrupt-driven guest has with the worker; it is used after a pause.
+    /// Records that there was work. `outstanding` is the number of outstanding commands of an
+    /// interrupt-driven guest; it is used after a pause.
     pub(crate) fn worked(&mut self, outstanding: usize, clock: impl FnOnce() -> Instant) {
         if let Some(since) = self.idle_since.take() {
             let before = self.outstanding.saturating_sub(1);

@@ -90,7 +90,7 @@ fn adaptive_with_several_outstanding_sleeps_for_a_batch() {
 }
 
 #[test]
-fn adaptive_does_not_sleep_beside_a_fast_guest() {
+fn adaptive_does_not_sleep_if_the_guest_is_fast() {
     let mut fixture = Fixture::new(PollPolicy::Adaptive);
     for _ in 0..100 {
         assert_eq!(fixture.work_after(SOON / 2, 32), (0, false));
@@ -98,7 +98,7 @@ fn adaptive_does_not_sleep_beside_a_fast_guest() {
 }
 
 #[test]
-fn adaptive_waits_for_no_batch_beside_its_own_operations() {
+fn adaptive_waits_for_no_batch_during_its_own_operations() {
     let mut fixture = Fixture::new(PollPolicy::Adaptive);
     fixture.work_after(PAUSE, 32);
     loop {

@@ -9,7 +9,8 @@ use super::submission::SubmissionQueue;
 /// Channel on which a worker confirms a request.
 pub(crate) type Done = SyncSender<()>;
 
-/// The worker's end of its channel. The engine waits until a request is confirmed before it sends the next one.
+/// The worker's end of its channel. The engine waits until a request is confirmed before it sends
+/// the next one.
 pub(crate) type Requests = Receiver<(WorkerRequest, Done)>;
 
 /// A request of the engine to a worker.

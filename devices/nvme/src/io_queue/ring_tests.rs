@@ -228,7 +228,7 @@ fn unused_permit_when_dropped_panics() {
 }
 
 #[test]
-fn arm_frees_entries_taken_meanwhile() {
+fn arm_frees_entries_taken_during_the_call() {
     let mut fixture = Fixture::new(4);
     for _ in 0..3 {
         fixture.push();

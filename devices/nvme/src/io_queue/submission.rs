@@ -78,7 +78,7 @@ pub(crate) struct SubmissionQueue {
 }
 
 impl SubmissionQueue {
-    /// An empty queue.
+    /// Makes an empty queue.
     pub(crate) fn new(id: u16, ring: Ring, page: Arc<DoorbellPage>) -> Self {
         Self {
             id,
@@ -91,7 +91,8 @@ impl SubmissionQueue {
         }
     }
 
-    /// Reads the tail doorbell, and records a new value. The commands' completions are signalled by `vector`.
+    /// Reads the tail doorbell, and records a new value. The commands' completions are signalled by
+    /// `vector`.
     pub(crate) fn take_tail(
         &mut self,
         session: &mut Session,
@@ -125,7 +126,7 @@ impl SubmissionQueue {
         if is_new && is_valid {
             self.tail = value;
         }
-        // Twice in a turn, which allows for a guest that submits half a queue at once.
+        // Twice in a turn of the ring, so that a guest may submit half a queue at once.
         let half = self.ring.entries.div_ceil(2);
         self.doorbell.advance(memory, self.tail, self.ring, half);
         is_valid
@@ -141,7 +142,8 @@ impl SubmissionQueue {
         self.head != self.tail
     }
 
-    /// Reserves a completion entry for each of up to `most` commands, and fetches these into an empty batch.
+    /// Reserves a completion entry for each of up to `most` commands, and fetches these into an
+    /// empty batch.
     pub(crate) fn fetch(
         &mut self,
         completions: &mut CompletionQueue,

@@ -28,10 +28,11 @@ pub(crate) struct Worker {
     requests: Requests,
     queues: QueueSet,
     poller: Poller,
-    /// The values of the admin doorbells that the engine was notified of, if this worker polls them.
+    /// The values of the admin doorbells that the engine was notified of, if this worker polls
+    /// them.
     admin_values: Option<[u32; 2]>,
-    /// Pending confirmation, sent once this queue has no outstanding commands, which is then
-    /// deleted; with `None`, once no queue has any.
+    /// Pending confirmation. With a queue's number, the queue is deleted and the confirmation sent
+    /// once the queue has no outstanding commands; with `None`, it is sent once no queue has any.
     unconfirmed: Option<(Option<u16>, Done)>,
 }
 
@@ -55,8 +56,7 @@ impl Worker {
 
     /// Works until it is requested to stop.
     pub(crate) fn run(mut self) {
-        // With the default timer slack, short sleeps would take much longer than requested. If the
-        // kernel refuses the change, they do.
+        // With the default timer slack, short sleeps take much longer than requested.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
             match self.step() {
@@ -118,7 +118,7 @@ impl Worker {
     fn wait(&mut self) {
         let queues = &mut self.queues;
         if self.poller.policy == PollPolicy::Always {
-            // The guest may have written them without a notification.
+            // The guest may have written heads without a notification.
             queues.take_heads();
         }
         let deadline = queues.deadline();

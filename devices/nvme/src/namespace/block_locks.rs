@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn start_of_an_extent_ends_before_what_another_has_locked() {
+    fn locked_start_ends_before_a_block_locked_by_another() {
         let locks = BlockLocks::new();
         let reader = extent(0x100_5000, 1);
         assert_eq!(locks.lock(reader, LockMode::Shared), Ok(()));

@@ -20,7 +20,7 @@ pub enum ImageError {
     #[error("image {}: not found; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
     Missing(PathBuf),
     /// The image cannot be opened for reading and writing.
-    #[error("image {}: must be open to this user for reading and writing", path.display())]
+    #[error("image {}: must be readable and writable by this user", path.display())]
     Open {
         /// The image.
         path: PathBuf,
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_in_the_file() {
+    fn written_data_is_in_the_file() {
         let (_folder, path) = image(1 << 20);
         let disk = FileBackend::open(&path).unwrap();
         assert_eq!(disk.size(), 1 << 20);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused_with_its_name() {
+    fn path_that_is_no_image_is_refused_with_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing.img");
         let error = FileBackend::open(&missing).err().unwrap();

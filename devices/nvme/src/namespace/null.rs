@@ -1,4 +1,4 @@
-//! A namespace without blocks, to measure without the cost of storage.
+//! A namespace without storage, to measure everything else.
 
 use std::io;
 

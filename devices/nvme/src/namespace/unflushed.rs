@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use super::backend::Backend;
 use super::syncs::Ticket;
 
-/// At most as many bytes are kept. The oldest ones are dropped in favour of newer ones: from then
-/// on their blocks count as on stable storage, as if a full cache had written them back.
+/// The most bytes that are kept. The oldest are dropped in favour of newer ones: from then on their
+/// blocks count as on stable storage, as if a full cache had written them back.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Former contents of blocks of a namespace.
@@ -89,8 +89,8 @@ impl Unflushed {
         self.0.lock().give_up(Ticket::MAX, blocks);
     }
 
-    /// Loses power: gives each block contents, chosen by `rng`, from the time since it was last on
-    /// stable storage.
+    /// Loses power: gives each block one of the contents that it had since it was last on stable
+    /// storage, chosen by `rng`.
     pub(crate) fn lose(
         &self,
         backend: &dyn Backend,

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_in_the_file_and_there_again() {
+    fn written_data_is_in_the_file_and_found_again() {
         let (_folder, path) = file(BYTES);
         let memory = PersistentMemory::open(&path).unwrap();
         memory.file().write(0x1_2345, &[7; 99]).unwrap();

@@ -3,7 +3,7 @@
 //! The guest and the peers write the memory without a message, so the controller sees no single
 //! write. While a power loss may be injected, a barrier therefore copies the whole region. A power
 //! loss compares the copy with the region. It restores the former contents of each line that
-//! differs, or leaves the line. So a write that no barrier followed is torn at lines.
+//! differs, or leaves the line. So a write that no barrier followed may be torn between lines.
 
 use fastrand::Rng;
 use peerbar_dma::{MemoryError, MemoryFile};
@@ -20,8 +20,8 @@ const STEP: usize = 1 << 16;
 /// The contents of persistent memory at its last barrier.
 #[derive(Default)]
 pub(super) struct Unsynced {
-    /// The contents, or `None` until there is a barrier after which a power loss may come: no write
-    /// is lost.
+    /// The contents. `None`, in which case no write is lost, until the first barrier while a power
+    /// loss may be injected.
     durable: Option<Vec<u8>>,
     /// The contents at a barrier in progress.
     next: Option<Vec<u8>>,
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_no_barrier_followed_is_lost() {
+    fn only_writes_since_the_last_barrier_are_lost() {
         let (memory, mut unsynced) = (memory(), Unsynced::default());
         memory.write(0x1_0000, &[1; 0x8000]).unwrap();
         barrier(&mut unsynced, &memory);

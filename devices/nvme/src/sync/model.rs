@@ -62,7 +62,8 @@ impl AsFd for EventFd {
     }
 }
 
-/// The first page of doorbells (`peerbar_dma::MemoryFile`), with a word for each of two queue pairs.
+/// The first page of doorbells (`peerbar_dma::MemoryFile`), with a word for each of two queue
+/// pairs.
 pub(crate) struct MemoryFile([AtomicU32; 4]);
 
 impl MemoryFile {

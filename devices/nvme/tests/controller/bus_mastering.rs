@@ -19,7 +19,8 @@ const CSTS: u64 = 0x1c;
 /// Longer than a worker polls before it blocks.
 const A_WHILE: Duration = Duration::from_millis(5);
 
-/// Queue 1 reads the first block, and rings its doorbell without bus mastering. Returns the command's number.
+/// Queue 1 reads the first block, and rings its doorbell without bus mastering. Returns the
+/// command's number.
 fn ring_while_off(driver: &mut Driver) -> u16 {
     driver.store(0, &pattern(512, 35));
     driver.write(DATA, &[0; 512]);

@@ -1,4 +1,5 @@
-//! Commands and completions as bytes, by the numbers in the specification's figures and in Linux's headers.
+//! Commands and completions as bytes, by the numbers in the specification's figures and in Linux's
+//! headers.
 
 /// A command of 64 bytes (NVMe Base 2.0, 3.3.3.1).
 #[derive(Clone, Copy, Debug, Default)]

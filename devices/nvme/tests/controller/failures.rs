@@ -1,5 +1,5 @@
-//! A DMA that fails: the command fails with Data Transfer Error and changes nothing; a queue that fails stops the
-//! controller until it is reset (NVMe Base 2.0, 9.5).
+//! A DMA that fails: the command fails with Data Transfer Error and changes nothing; a queue that
+//! fails stops the controller until it is reset (NVMe Base 2.0, 9.5).
 
 use peerbar_nvme::{Config, FaultKind, SeededFault, Source};
 

@@ -204,7 +204,8 @@ impl Model {
                 let code = self.driver.code(queue, command);
                 self.written(range.clone(), code, false, |_| 0);
                 if matches!(self.disk.failure, Failure::Lossy(_)) && !deallocate {
-                    // Linux 6.18 writes zeroes in place of fallocate(2)'s ZERO_RANGE there, and loses some without an error.
+                    // Linux 6.18 writes zeroes in place of fallocate(2)'s ZERO_RANGE there, and
+                    // loses some without an error.
                     self.bytes[range].fill(None);
                 }
             }

@@ -1,4 +1,5 @@
-//! Namespaces on loop devices, which need root: sectors that are larger than blocks, and a writeback that fails.
+//! Namespaces on loop devices, which need root: sectors that are larger than blocks, and a
+//! writeback that fails.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

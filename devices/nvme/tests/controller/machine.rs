@@ -159,7 +159,8 @@ impl Machine {
         self.map_at(address, size, writable, self.0.layout.get().offset(address));
     }
 
-    /// Lends the device the page of guest RAM at `page` once more, at another address, to be read only.
+    /// Lends the device the page of guest RAM at `page` once more, at another address, to be read
+    /// only.
     pub(crate) fn map_read_only(&self, address: u64, page: u64) {
         self.map_at(address, PAGE, false, self.0.layout.get().offset(page));
     }
@@ -269,7 +270,8 @@ impl Machine {
         event
     }
 
-    /// Tells the INTx pin that its interrupt has been handled, as the guest's interrupt controller does.
+    /// Tells the INTx pin that its interrupt has been handled, as the guest's interrupt controller
+    /// does.
     pub(crate) fn end_interrupt(&self) {
         self.device()
             .set_irqs(INTX, 0, 1, IrqAction::Unmask)

@@ -1,4 +1,5 @@
-//! A Controller Memory Buffer for hosts older than NVMe 1.4: its registers can always be read, and commands find it at its BAR.
+//! A Controller Memory Buffer for hosts older than NVMe 1.4: its registers can always be read, and
+//! commands find it at its BAR.
 
 use std::os::fd::AsFd;
 

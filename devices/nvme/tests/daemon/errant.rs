@@ -16,7 +16,8 @@ const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const COMPARE: u8 = 0x05;
 
-/// Unmapped addresses: 0, one page before RAM and one past it, some beyond 48 and 52 bits, and the last page of all.
+/// Unmapped addresses: 0, one page before RAM and one past it, some beyond 48 and 52 bits, and the
+/// last page of all.
 const ERRANT: [u64; 7] = [
     0,
     RAM - 4096,

@@ -1,4 +1,5 @@
-//! Faults of the device as a whole, as a client meets them: mappings that fail, a link that is down, a loss of power.
+//! Faults of the device as a whole, as a client meets them: mappings that fail, a link that is
+//! down, a loss of power.
 
 use std::fs::File;
 use std::io::Write;

@@ -63,7 +63,8 @@ impl SilentFile {
         let file = open(&point, access, Mode::empty());
         // The file stays as long as a process has it.
         unmount(&point, UnmountFlags::DETACH).unwrap();
-        // If this process is killed, the lower number is closed first, and no process waits any more.
+        // If this process is killed, the lower number is closed first, and no process waits any
+        // more.
         let file = fcntl_dupfd_cloexec(file.unwrap(), number + 1).unwrap();
         *server.waiting.lock() = Some(Vec::new());
         Self { file, server }
