@@ -43,7 +43,7 @@ pub fn node(class: &str, area: Area) -> Markup {
     html! { rect.node.(class) x=(left) y=(top) width=(width) height=(height) rx="8" {} }
 }
 
-/// Returns words at a point that `anchor` (`start`, `middle` or `end`) relates to them.
+/// Returns words whose `anchor` (`start`, `middle` or `end`) is at a point.
 pub fn text(class: &str, x: i32, y: i32, anchor: &str, words: &str) -> Markup {
     html! { text.(class) x=(x) y=(y) text-anchor=(anchor) { (words) } }
 }

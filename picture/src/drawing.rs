@@ -8,10 +8,10 @@ use crate::layout::{DevicePosition, Layout, Row, Shape};
 
 /// Distance between the upper edge of a bar and the wire to it.
 const BAR_WIRE: i32 = 15;
-/// Least width of a box in which the kind of a port fits, alone and with its address.
+/// Minimum width of a box that shows the kind of a port, alone and with its address.
 const WIDE_PORT: i32 = 60;
 const WIDE_TAB: i32 = 120;
-/// Height of a port above a switch from which on its two lines have the distance of other text.
+/// Minimum height of a port above a switch at which its two lines are spaced like other text.
 const HIGH_PORT: i32 = 40;
 
 /// Returns the boxes and wires of the root complex, the host bridges, the switches and the devices.
@@ -45,8 +45,8 @@ fn sockets(layout: &Layout<'_>) -> Markup {
     }
 }
 
-/// Returns a group that is marked with the address of `function` and has its tooltip, if the machine
-/// is drawn in detail.
+/// Returns a group that is marked with the address of `function` and has its tooltip, if the
+/// machine is drawn in detail.
 fn part(layout: &Layout<'_>, function: &Function, content: &Markup) -> Markup {
     html! {
         @if layout.shape.is_detailed {

@@ -9,9 +9,9 @@ pub struct Function {
     pub parent: String,
     /// The kind of a port; `None` for a device, and for a bridge that is not drawn.
     pub port: Option<Port>,
-    /// Its name. A device without a name is not drawn; a port or a switch has its address.
+    /// Its name. A device without a name is not drawn; a port or a switch shows its address.
     pub name: Option<String>,
-    /// Lines below the name of a device, as far as there is room.
+    /// Lines below the name of a device, of which as many are drawn as fit.
     pub words: Vec<String>,
     /// Everything about it, for a tooltip.
     pub title: Option<String>,

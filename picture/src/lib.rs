@@ -1,8 +1,8 @@
 //! A machine's PCI functions as a picture: root complex, host bridges, switches and devices, in a
 //! page that is one file.
 //!
-//! [`Layout`] gives each part its place, [`machine()`] and [`words()`] draw the parts, [`STYLE`] colours
-//! them. A caller draws what only its own page has, such as the routes of transfers.
+//! [`Layout`] gives each part its place, [`machine()`] and [`words()`] draw the parts, [`STYLE`]
+//! colours them. A caller draws what only its own page has, such as the routes of transfers.
 
 #![forbid(unsafe_code)]
 

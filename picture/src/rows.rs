@@ -8,8 +8,8 @@ use crate::layout::{DevicePosition, Row};
 
 /// Returns the rows of a machine from top to bottom, without positions.
 ///
-/// If `is_detailed`, a switch below a switch has a row of its own. If not, its devices are in the
-/// row of the highest switch.
+/// If `is_detailed`, a switch below a switch has a separate row. If not, its devices are in the row
+/// of the highest switch.
 pub(crate) fn rows(functions: &[Function], is_detailed: bool) -> Vec<Row<'_>> {
     let by_address: BTreeMap<&str, &Function> = functions
         .iter()

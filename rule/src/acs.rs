@@ -32,8 +32,8 @@ impl AcsControl {
     /// Request redirect, completion redirect, egress control: with any of them Linux assumes that
     /// requests do not go directly to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
     const REDIRECTING: u16 = 0x04 | 0x08 | 0x20;
-    /// Source validation, request redirect, completion redirect, upstream forwarding (drivers/pci/pci.c,
-    /// `pci_std_enable_acs`).
+    /// Source validation, request redirect, completion redirect, upstream forwarding
+    /// (drivers/pci/pci.c, `pci_std_enable_acs`).
     const ENABLED_BY_LINUX: u16 = 0x01 | 0x04 | 0x08 | 0x10;
 
     /// Returns the value that Linux writes to a function with ACS capabilities `capability` on a

@@ -246,8 +246,8 @@ impl MapType {
         }
     }
 
-    /// Returns the map type that has this number in the kernel of `platform`, or `None` for a number
-    /// that is not of a decision.
+    /// Returns the map type that has this number in the kernel of `platform`, or `None` for a
+    /// number that is not of a decision.
     pub fn from_number(number: u32, platform: &Platform) -> Option<Self> {
         let [not_supported, bus_address, through_host_bridge] = numbers(platform.kernel);
         match number {

@@ -39,7 +39,8 @@ const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release
 ///
 /// The tables of 6.1.192 and 6.12.117 are equal, and so are those of 7.2.6, 7.2.12 and 7.2.13. The
 /// commits 70cf146a674c (7.1), 0ba76b19fd4c (7.2) and 894a78088fc3 (7.3) made the additions. The
-/// stable release 7.1.3 has those of 7.2, too. Zhaoxin's host bridges (f7c220404700) came after 7.3.
+/// stable release 7.1.3 has those of 7.2, too. Zhaoxin's host bridges (f7c220404700) came after
+/// 7.3.
 const ENTRIES: [Entry; 25] = [
     // Xeon E5, v3 of E5 and E7.
     entry(INTEL, Some(0x3c00), true, OLD),
@@ -73,8 +74,8 @@ const ENTRIES: [Entry; 25] = [
     entry(NVIDIA, Some(0x2f98), false, V7_3),
 ];
 
-/// Returns the entry for a host bridge known by `id` in the list of `kernel`, which is at least that
-/// of [`Release::OLDEST`].
+/// Returns the entry for a host bridge known by `id` in the list of `kernel`, which is at least
+/// that of [`Release::OLDEST`].
 pub(crate) fn find(id: DeviceId, kernel: Release) -> Option<Entry> {
     let kernel = kernel.max(Release::OLDEST);
     matching(id).filter(|entry| entry.since <= kernel)

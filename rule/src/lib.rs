@@ -8,8 +8,9 @@
 //!
 //! # Releases
 //!
-//! It applies to Linux 6.2 to 7.3. [`Release::caveat`] warns of other kernels. These releases walk
-//! the tree, read ACS, trust processors and find a host bridge's device alike. They differ in this:
+//! The decision is that of Linux 6.2 to 7.3. [`Release::caveat`] warns of other kernels. These
+//! releases walk the tree, read ACS, trust processors and find a host bridge's device alike. They
+//! differ in this:
 //!
 //! | since | change | here |
 //! | --- | --- | --- |
@@ -20,17 +21,19 @@
 //!
 //! Sources read: Debian's 6.1.192, 6.12.95, 6.12.117, 7.2.6, 7.2.12, 7.2.13, 7.3-rc7 and 7.3.4.
 //! Releases without a source here lie between two whose functions are equal, and the changes above
-//! are dated by the pull requests of 6.11, 6.15, 6.16, 6.17, 7.1 and 7.2. The numbers are also those
-//! in the type information of 6.1, 6.6, 6.14, 6.18 and 6.19.
+//! are dated by the pull requests of 6.11, 6.15, 6.16, 6.17, 7.1 and 7.2. The numbers are also
+//! those in the type information of 6.1, 6.6, 6.14, 6.18 and 6.19.
 //!
 //! ```
-//! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, PortType, Platform, Release, Vendor, MapType, decide};
+//! use peerbar_rule::{Cpu, DeviceId, Function, MapType, PciTree, Platform, PortType, Release};
+//! use peerbar_rule::{Vendor, decide};
 //!
 //! let mut tree = PciTree::default();
 //! let root = tree.add_host_bridge("pcie.0", Some(DeviceId { vendor: 0x8086, device: 0x29c0 }));
 //! let mut below_a_port = |name: &str| {
-//!     let port = tree.add(root, Function::new("port", PortType::RootPort, DeviceId { vendor: 0x1b36, device: 0x000c }));
-//!     tree.add(port, Function::new(name, PortType::Endpoint, DeviceId { vendor: 0x1b36, device: 0x0010 }))
+//!     let id = |device| DeviceId { vendor: 0x1b36, device };
+//!     let port = tree.add(root, Function::new("port", PortType::RootPort, id(0x000c)));
+//!     tree.add(port, Function::new(name, PortType::Endpoint, id(0x0010)))
 //! };
 //! let (disk, gpu) = (below_a_port("disk"), below_a_port("gpu"));
 //! let mut platform = Platform {
@@ -40,7 +43,8 @@
 //! };
 //! assert_eq!(decide(&tree, &platform, gpu, disk).unwrap().verdict, MapType::NotSupported);
 //! platform.cpu = Cpu { vendor: Vendor::Amd, family: 0x17 };
-//! assert_eq!(decide(&tree, &platform, gpu, disk).unwrap().verdict, MapType::ThroughHostBridgePhysical);
+//! let decision = decide(&tree, &platform, gpu, disk).unwrap();
+//! assert_eq!(decision.verdict, MapType::ThroughHostBridgePhysical);
 //! ```
 
 #![forbid(unsafe_code)]

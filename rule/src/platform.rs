@@ -125,16 +125,17 @@ impl Release {
         ))
     }
 
-    /// Returns `true` if the kernel has the parameter `pci=config_acs=`. All releases that this crate
-    /// covers have `pci=disable_acs_redir=`. See [`Self::may_keep_acs_redir`] for errors in both.
+    /// Returns `true` if the kernel has the parameter `pci=config_acs=`. All releases that this
+    /// crate covers have `pci=disable_acs_redir=`. See [`Self::may_keep_acs_redir`] for errors in
+    /// both.
     pub fn has_config_acs(self) -> bool {
         self >= Self::CONFIG_ACS
     }
 
     /// Returns `true` if `pci=disable_acs_redir=` may leave redirection on at a port where firmware
-    /// has switched it on. In the same releases `pci=config_acs=` may set its first port only. Linux
-    /// 6.15 fixed both (drivers/pci/pci.c, `__pci_config_acs`), and so did the stable releases 6.14.3
-    /// and, at the latest, 6.12.95.
+    /// has switched it on. In the same releases `pci=config_acs=` may set its first port only.
+    /// Linux 6.15 fixed both (drivers/pci/pci.c, `__pci_config_acs`), and so did the stable
+    /// releases 6.14.3 and, at the latest, 6.12.95.
     pub fn may_keep_acs_redir(self) -> bool {
         (Self::CONFIG_ACS..Self::CONFIG_ACS_FIXED).contains(&self)
     }

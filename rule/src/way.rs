@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::decision::MapType;
 
-/// The way of a transfer, without the form of the address, which the IOMMU's mode decides. A later one
-/// is better.
+/// The way of a transfer, without the form of the address, which the IOMMU's mode decides. The
+/// variants are in order from the worst to the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 use crate::trees::{HASWELL_E, ICE_LAKE, Q35};
 
-/// A generated tree: each function has the index of its parent, modulo the number of possible parents.
+/// A generated tree: each function has the index of its parent, modulo the number of possible
+/// parents.
 #[derive(Clone, Debug)]
 struct Sketch {
     bridges: Vec<Option<DeviceId>>,
