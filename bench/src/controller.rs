@@ -105,7 +105,7 @@ pub(crate) fn queue_offsets(pages: &Pages, entries: u16) -> anyhow::Result<[usiz
     Ok([pages.take(64 * entries)?, pages.take(16 * entries)?])
 }
 
-/// Returns both have 64 bits on the machines that this runs on.
+/// Converts an offset. `usize` and `u64` both have 64 bits on the machines that this runs on.
 fn u64_of(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }

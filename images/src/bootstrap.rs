@@ -100,7 +100,8 @@ fn arguments(
     mirror: Option<&str>,
     dates: DateCheck,
 ) -> Vec<String> {
-    // The hook runs before the package lists are fetched. Backports are in the archive that the suite comes from.
+    // The hook runs before the package lists are fetched. Backports are in the archive that the
+    // suite comes from.
     let sources = format!(
         "mkdir -p \"$1/etc/apt/preferences.d\" \"$1/etc/apt/sources.list.d\" && \
          printf '{PREFERENCES}' > \"$1/etc/apt/preferences.d/backports\" && \
@@ -259,7 +260,8 @@ impl Output {
                 progress.say(&format!("packages: {packages}, {bytes} to download"));
                 progress.part("downloading", Unit::Bytes, Some(size));
             }
-            // Downloads before the count of packages are package lists. The line comes when a download begins.
+            // Downloads before the count of packages are package lists. The line comes when a
+            // download begins.
             Some(Sign::Download(size)) if self.packages > 0 => {
                 progress.add(std::mem::replace(&mut self.downloading, size));
             }

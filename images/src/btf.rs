@@ -19,7 +19,8 @@ const CONST: u32 = 10;
 const FUNCTION: u32 = 12;
 const PROTOTYPE: u32 = 13;
 
-/// The function that decides how one PCI function reaches another's memory (Linux, drivers/pci/p2pdma.c).
+/// The function that decides how one PCI function reaches another's memory (Linux,
+/// drivers/pci/p2pdma.c).
 const DECIDES: &str = "calc_map_type_and_dist";
 
 /// Returns lines for the agent: `pci_dev.dev.kobj.name BYTES`, the offset of the pointer to its

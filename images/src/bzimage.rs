@@ -1,4 +1,5 @@
-//! The setup header of an x86 kernel image (Linux, `Documentation/arch/x86/boot.rst`, "The Real-Mode Kernel Header").
+//! The setup header of an x86 kernel image (Linux, `Documentation/arch/x86/boot.rst`, "The
+//! Real-Mode Kernel Header").
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -18,7 +19,8 @@ const PAYLOAD_LENGTH: usize = 0x24c;
 /// The boot protocol that added the payload's range.
 const PAYLOAD_PROTOCOL: u16 = 0x0208;
 const SECTOR: usize = 512;
-/// Type of the ELF note, of the owner "Xen", with the entry point of a PVH boot (Xen, `public/elfnote.h`).
+/// Type of the ELF note, of the owner "Xen", with the entry point of a PVH boot (Xen,
+/// `public/elfnote.h`).
 const XEN_ELFNOTE_PHYS32_ENTRY: NoteType = NoteType(18);
 
 /// Returns the release of the kernel, as in `uname -r`, or `None` if this is not a bzImage.

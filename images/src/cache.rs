@@ -311,7 +311,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes a program that this process becomes (execve(2)) keep the marks of the entries in use.
+    /// Keeps the marks of the entries in use when this process becomes another program (execve(2)).
     ///
     /// # Errors
     /// [`ImageError::Io`] if a mark cannot be kept.
@@ -348,7 +348,8 @@ impl Cache {
         Ok(lock)
     }
 
-    /// Waits for the right to build the entry of this name. Without another build, leftovers are removed first.
+    /// Waits for the right to build the entry of this name. Without another build, leftovers are
+    /// removed first.
     fn lock_entry(&self, name: &str) -> Result<BuildLock, ImageError> {
         let mut lock = self.open_lock()?;
         if lock.try_take(&lock.whole, Exclusive)? {

@@ -1,5 +1,5 @@
-//! The archive that a kernel unpacks into its first root (Linux, `Documentation/driver-api/early-userspace/
-//! buffer-format.rst`: "newc").
+//! The archive that a kernel unpacks into its first root (Linux,
+//! `Documentation/driver-api/early-userspace/buffer-format.rst`: "newc").
 
 use crate::ImageError;
 
@@ -9,8 +9,8 @@ const CHARACTER: u32 = 0o020_000;
 /// The entry at the end of an archive.
 const TRAILER: &str = "TRAILER!!!";
 
-/// An archive under construction. Every entry belongs to root and has time 0, so that equal content gives an equal
-/// archive.
+/// An archive under construction. Every entry belongs to root and has time 0, so that equal content
+/// gives an equal archive.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,

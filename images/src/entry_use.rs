@@ -1,7 +1,7 @@
 //! The mark of a cache entry that a process uses: a shared lock of its file or folder.
 //!
-//! A process removes an entry only under an exclusive lock of it. So an entry in use stays, and a user that comes too late
-//! finds it missing.
+//! A process removes an entry only under an exclusive lock of it. So an entry in use stays, and a
+//! process that asks for a removed entry finds it missing.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-/// Excludes, or not, that a process is about to remove the entry.
+/// The possibility of a removal of the entry at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
     /// A process may be about to remove it.

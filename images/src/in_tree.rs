@@ -1,5 +1,5 @@
-//! Modules of the kernel's own tree that a distribution's kernel was built without, built from the source of the same
-//! version, against the packaged headers.
+//! Modules of the kernel's own tree that a distribution's kernel was built without, built from the
+//! source of the same version, against the packaged headers.
 
 use std::io::{BufReader, Read};
 use std::path::{Component, Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Kernels for peerbar, built from source.
 //!
-//! A kernel is configured with the smallest set of options that the scenarios need, and kept in the cache as a build tree
-//! against which modules can be built. Tools and Debian's sources come from the Debian archive of the root; a user's tree is
-//! copied, so that nothing in it changes.
+//! A kernel is configured with the smallest set of options that the scenarios need, and kept in the
+//! cache as a build tree against which modules can be built. Tools and Debian's sources come from
+//! the Debian archive of the root; a user's tree is copied, so that nothing in it changes.
 
 mod export;
 mod fragments;
@@ -31,7 +31,8 @@ pub use self::source::KernelSource;
 /// an estimate for the next build.
 const OBJECTS: &str = "kernel-objects";
 
-/// Configuring a kernel leaves fewer object files than this, of its own programs.
+/// More object files than the configuration of a kernel leaves, which are those of its own
+/// programs.
 const FEW: u64 = 100;
 
 /// A kernel to build.

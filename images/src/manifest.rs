@@ -59,7 +59,8 @@ pub(crate) fn packages_in(dir: &Path) -> Result<BTreeMap<String, String>, ImageE
     Ok(packages)
 }
 
-/// apt names a file `PACKAGE_VERSION_ARCHITECTURE.deb`, with the colon of the version's epoch as `%3a`.
+/// apt names a file `PACKAGE_VERSION_ARCHITECTURE.deb`, with the colon of the version's epoch as
+/// `%3a`.
 fn package_of(file: &str) -> Option<(String, String)> {
     let mut parts = file.strip_suffix(".deb")?.split('_');
     let (name, version) = (parts.next()?, parts.next()?);

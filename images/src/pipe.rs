@@ -9,7 +9,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::ImageError;
 use crate::error::io_error;
 
-/// The end to read and the end to write of a pipe to `program`. A child has an end only if it is given it.
+/// The end to read and the end to write of a pipe to `program`. A child has an end only if it is
+/// given it.
 pub(crate) fn pipe_to(program: &Path) -> Result<(File, OwnedFd), ImageError> {
     let (output, input) = pipe_with(PipeFlags::CLOEXEC)
         .map_err(|errno| io_error("make a pipe for", program)(errno.into()))?;

@@ -315,8 +315,8 @@ mod tests {
              -sandbox) [ ! -e {0}/no-seccomp ];;\n-netdev) echo socket; [ -e {0}/no-slirp ] || echo user;;\nesac\n",
             dir.display()
         );
-        // Written by another process: a descriptor of this one, open for writing in a child that another test
-        // has just forked, would make the kernel refuse to run the script.
+        // Written by another process: a descriptor of this one, open for writing in a child that
+        // another test has just forked, would make the kernel refuse to run the script.
         let mut shell = Command::new("sh")
             .arg("-c")
             .arg("cat > \"$0\"")

@@ -1,4 +1,5 @@
-//! The content of the root. No version is pinned, because backports move on; the manifest records the versions.
+//! The content of the root. No version is pinned, because backports move on; the manifest records
+//! the versions.
 
 use crate::cache;
 

@@ -16,7 +16,8 @@ use crate::{Cache, ImageError, bootstrap, depmod, recipe, toolchain};
 const MANIFEST: &str = "manifest.json";
 const TREE: &str = "root";
 
-/// A Debian tree, which is also the guest's tools root: a guest that mounts it read-only can `chroot` into it.
+/// A Debian tree, which is also the guest's tools root: a guest that mounts it read-only can
+/// `chroot` into it.
 #[derive(Clone, Debug)]
 pub struct Root {
     path: PathBuf,

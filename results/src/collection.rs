@@ -23,7 +23,7 @@ use crate::shard_series::ShardSeries;
 /// of each.
 const TAIL: usize = 60;
 const LONGEST_LINE: usize = 400;
-/// Most bytes of a console's start, and of its end, that are kept: a guest may print without end.
+/// The most bytes of a console's start, and of its end, that are kept: a guest may print forever.
 const MOST_CONSOLE: usize = 256 << 10;
 /// Depth below a folder to which runs are searched for: folders of a CI's artifacts, of the runs,
 /// of a matrix, of its boots.
@@ -39,7 +39,7 @@ pub struct Collection {
     pub runs: Vec<ReportedRun>,
     /// The matrices, one for each kind of tested device.
     pub matrices: Vec<MatrixResults>,
-    /// Results that shards should have and do not have, a line each.
+    /// Results that shards should have but lack, one line each.
     pub missing: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ pub struct Refusal {
 }
 
 impl ReportedRun {
-    /// Returns a run of which only the results are known.
+    /// Returns a run with `results` and nothing else.
     pub fn of(results: RunResults) -> Self {
         Self {
             folder: PathBuf::new(),

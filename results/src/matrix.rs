@@ -136,8 +136,8 @@ impl MatrixFile {
 }
 
 impl MatrixResults {
-    /// Returns a failure of the command that filled it, if there is one. Cells of QEMU's devices need
-    /// not agree with the rule.
+    /// Returns a failure of the command that filled it, if there is one. Cells of QEMU's devices
+    /// need not agree with the rule.
     fn flaw(&self) -> Option<&str> {
         let cells = self.cells.iter().filter(|_| self.device == OURS);
         let mut of_cells = cells.filter_map(|cell| cell.disagreement.as_deref());

@@ -21,7 +21,7 @@ pub struct ReportFile {
     pub runs: Vec<RunResults>,
     /// The matrices.
     pub matrices: Vec<MatrixResults>,
-    /// Results that shards should have and do not have, a line each.
+    /// Results that shards should have but lack, one line each.
     pub missing: Vec<String>,
 }
 

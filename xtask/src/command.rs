@@ -24,8 +24,8 @@ pub(crate) struct Ended {
     pub(crate) processor: Duration,
 }
 
-/// Runs `command` until it ends or `deadline` passes. Its output, and after a time-out a diagnosis, is appended to `log`.
-/// `logs` is the folder whose logs the diagnosis quotes.
+/// Runs `command` until it ends or `deadline` passes. Its output, and after a time-out a diagnosis,
+/// is appended to `log`. `logs` is the folder whose logs the diagnosis quotes.
 ///
 /// # Errors
 /// A command that cannot be started or watched.

@@ -10,7 +10,8 @@ use serde::Deserialize;
 /// The folder of the programs that `scripts/build --tests` makes.
 pub(crate) const FOLDER: &str = "target/gate";
 
-/// The executables of tests, by `FOLDER:TARGET`: the folder of their package in the workspace, and their target.
+/// The executables of tests, by `FOLDER:TARGET`: the folder of their package in the workspace, and
+/// their target.
 pub(crate) struct TestPrograms(BTreeMap<String, TestProgram>);
 
 /// A test's executable.

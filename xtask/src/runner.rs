@@ -103,7 +103,8 @@ impl Runner {
         Ok(ExitCode::from(u8::from(failed)))
     }
 
-    /// Runs the steps that need no build, the build, and the other steps. Returns `false` if the build was needed and failed.
+    /// Runs the steps that need no build, the build, and the other steps. Returns `false` if the
+    /// build was needed and failed.
     fn run_steps(&self, chosen: &Chosen<'_>) -> anyhow::Result<bool> {
         let (with_build, without): (Vec<&Entry>, Vec<&Entry>) =
             chosen.steps.iter().copied().partition(|step| step.built);

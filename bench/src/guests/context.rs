@@ -174,7 +174,7 @@ impl GuestContext<'_> {
         let artifacts = self.prepare(&scenario)?;
         add_versions(&mut self.report, &artifacts, &scenario.machine);
         let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
-        let (version, ..) = rows.next().context("fio is not there")?;
+        let (version, ..) = rows.next().context("the guest has no fio")?;
         let starts = rows.by_ref().take(STARTS).map(|(_, cost, _)| cost);
         let start = starts.min_by_key(Cost::of_all);
         let start = start.context("fio did not start")?;

@@ -15,8 +15,8 @@ pub(crate) const TOOLS: &str = "peerbar-tools";
 /// Headers of the kernel's own drivers that a module of this project includes.
 pub(super) const PRIVATE_HEADERS: [&str; 1] = ["drivers/nvme/host/nvme.h"];
 
-/// Makes the folder `entry` a build tree for modules (Linux, `scripts/package/install-extmod-build`), with the kernel, its
-/// symbols and its configuration.
+/// Makes the folder `entry` a build tree for modules (Linux,
+/// `scripts/package/install-extmod-build`), with the kernel, its symbols and its configuration.
 pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), ImageError> {
     fs::create_dir(entry).map_err(io_error("create", entry))?;
     let script = make.source.join("scripts/package/install-extmod-build");
@@ -48,7 +48,8 @@ pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), 
     fs::write(&path, tools.as_os_str().as_encoded_bytes()).map_err(io_error("write", &path))
 }
 
-/// Runs the kernel's own script, which is meant for packages of distributions. With compilers of one name it builds nothing.
+/// Runs the kernel's own script, which is meant for packages of distributions. With compilers of
+/// one name it builds nothing.
 fn install(make: &Make<'_>, script: &Path, entry: &Path) -> Result<(), ImageError> {
     let output = Command::new("sh")
         .arg(script)

@@ -1,4 +1,5 @@
-//! The page: one file without network and without script, light and dark, for a phone and for paper.
+//! The page: one file without network and without script, light and dark, for a phone and for
+//! paper.
 
 use maud::{Markup, html};
 use peerbar_lab::count::counted;

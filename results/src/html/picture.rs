@@ -1,4 +1,5 @@
-//! The topology as a picture, with the route of each transfer: inline SVG, coloured by the page's style.
+//! The topology as a picture, with the route of each transfer: inline SVG, coloured by the page's
+//! style.
 
 use maud::{Markup, html};
 use peerbar_lab::size::human;
@@ -19,7 +20,8 @@ const RADIUS: i32 = 6;
 const CROSS: i32 = 6;
 /// Approximate width of a letter of a label.
 const LETTER: i32 = 7;
-/// Class codes of the devices (PCI Code and ID Assignment): NVMe, network, display, processing accelerator.
+/// Class codes of the devices (PCI Code and ID Assignment): NVMe, network, display, processing
+/// accelerator.
 const NVME: u32 = 0x01_0802;
 const NETWORK: u32 = 0x02;
 const DISPLAY: u32 = 0x03;

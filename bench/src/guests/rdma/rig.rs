@@ -139,7 +139,7 @@ pub(super) fn ensure_passed(
     is_passed: bool,
     verdict: &impl std::fmt::Display,
 ) -> anyhow::Result<()> {
-    ensure!(is_passed, "the guest was not well in the end: {verdict}");
+    ensure!(is_passed, "the guest's run failed: {verdict}");
     Ok(())
 }
 
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_that_was_not_well_is_an_error() {
+    fn failed_run_of_the_guest_is_an_error() {
         assert!(ensure_passed(true, &"passed").is_ok());
         let error = ensure_passed(false, &"failed: KASAN").unwrap_err();
         assert!(error.to_string().ends_with("failed: KASAN"), "{error}");
