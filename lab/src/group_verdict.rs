@@ -11,7 +11,7 @@ use crate::folder::Folder;
 use crate::lab_error::LabError;
 use crate::report::{REPORT, Row};
 use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
-use crate::scenario::{AcrossCheck, GroupGuest, GuestGroup};
+use crate::scenario::{GroupGuest, GuestGroup};
 use crate::utc::UtcTime;
 use crate::verdict::{RunVerdict, unsuccessful};
 
@@ -19,7 +19,7 @@ use crate::verdict::{RunVerdict, unsuccessful};
 pub(crate) struct Judged<'a> {
     pub(crate) group: &'a GuestGroup,
     pub(crate) guests: Vec<(&'a GroupGuest, Concluded)>,
-    pub(crate) across: Vec<(AcrossCheck, Row)>,
+    pub(crate) across: Vec<(Check, Row)>,
     pub(crate) failure: Option<&'a LabError>,
     pub(crate) of_fabric: Option<String>,
 }
@@ -151,7 +151,7 @@ impl Judged<'_> {
             }));
         }
         let before = all.len();
-        let checks = self.across.iter().map(|(check, _)| check.check());
+        let checks = self.across.iter().map(|(check, _)| check.clone());
         let checks: Vec<Check> = checks.collect();
         for (check, (_, row)) in checks.iter().zip(&self.across) {
             let result = CheckResult::of(row, Some(check), &checks);
@@ -182,7 +182,7 @@ mod tests {
             .unwrap()
     }
 
-    fn across(verdict: Verdict) -> (AcrossCheck, Row) {
+    fn across(verdict: Verdict) -> (Check, Row) {
         let check = Rdma {
             nic: "a".to_owned(),
             peer: "b".to_owned(),
@@ -198,10 +198,10 @@ mod tests {
             diagnostics: vec!["why".to_owned()],
             subtests: Vec::new(),
         };
-        (check.into(), row)
+        (Check::Rdma(check), row)
     }
 
-    fn judged<'a>(group: &'a GuestGroup, across: Vec<(AcrossCheck, Row)>) -> Judged<'a> {
+    fn judged<'a>(group: &'a GuestGroup, across: Vec<(Check, Row)>) -> Judged<'a> {
         Judged {
             group,
             guests: Vec::new(),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use peerbar_rdma_end::two_ends;
 use peerbar_report::{Check, DeviceCounters, HostFolder, Verdict};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -20,7 +21,7 @@ use crate::counters::CounterFiles;
 use crate::exit::{Failure, RunOutcome};
 use crate::finished_run::{SCENARIO, VERDICT, leave_not_run};
 use crate::folder::Folder;
-use crate::group_check::{self, Transfers};
+use crate::group_check::{Conducted, Guests};
 use crate::group_fabric::GroupFabric;
 use crate::guest_access::GuestAccess;
 use crate::lab::Lab;
@@ -28,7 +29,7 @@ use crate::lab_error::LabError;
 use crate::lab_options::{LabOptions, Share};
 use crate::report::Row;
 use crate::run_file;
-use crate::scenario::{AcrossCheck, GroupCheck, GroupGuest, GuestGroup};
+use crate::scenario::{GroupCheck, GroupGuest, GuestGroup};
 use crate::started::{Started, Versions};
 use crate::verdict::RunVerdict;
 
@@ -61,7 +62,7 @@ pub struct LabGroup {
     fabric: Option<GroupFabric>,
     group: GuestGroup,
     /// Checks across guests that have a result.
-    rows: Vec<(AcrossCheck, Row)>,
+    rows: Vec<(Check, Row)>,
     /// The error that has ended the run early.
     failure: Option<LabError>,
     folder: Folder,
@@ -162,10 +163,13 @@ impl LabGroup {
     /// Runs a check whose ends are in different guests, with the name `name` in the report.
     ///
     /// # Errors
-    /// [`LabError::NoDevice`]. A guest that ends is no error: see [`LabGroup::failure`].
-    pub fn check(&mut self, name: &str, check: &AcrossCheck) -> Result<Row, LabError> {
-        let killer = self.expect_death(&check.check())?;
-        let [near_nic, far_nic] = check.ends().map(|end| end.nic);
+    /// [`LabError::NoDevice`], or a kind of check that belongs to one guest. A guest that ends is no
+    /// error: see [`LabGroup::failure`].
+    pub fn check(&mut self, name: &str, check: &Check) -> Result<Row, LabError> {
+        let ends = two_ends(check);
+        let ends = ends.with_context(|| format!("`{}` belongs to one guest", check.kind()))?;
+        let killer = self.expect_death(check)?;
+        let [near_nic, far_nic] = ends.ends().map(|end| end.nic);
         let (near, far) = (self.guest_with(near_nic)?, self.guest_with(far_nic)?);
         let sockets = [(near_nic, near.socket()), (far_nic, far.socket())];
         let own_limit = near.scenario().check_seconds();
@@ -173,14 +177,14 @@ impl LabGroup {
         let deadline = Instant::now() + Duration::from_secs(seconds.into());
         let counters: Vec<Arc<CounterFiles>> = self.labs.iter().map(Lab::counter_files).collect();
         let work = |stops: Vec<UnixStream>| {
-            let guests = group_check::Guests {
+            let guests = Guests {
                 sockets,
                 counters: &counters,
-                stops: &stops,
+                stops: stops.into(),
                 deadline,
                 killer,
             };
-            (group_check::transfers(check, &guests), signal(&stops))
+            (Conducted::of(ends, &guests), signal(&guests.stops))
         };
         let mut labs = named(&self.group, &mut self.labs);
         let done = match run_beside_group(self.fabric.as_mut(), &mut labs, Box::new(work)) {
@@ -190,7 +194,7 @@ impl LabGroup {
                 done
             }
             Err(error) => {
-                let done = Transfers::failed(&error);
+                let done = Conducted::failed(&error);
                 self.failure = Some(error);
                 done
             }
@@ -202,7 +206,7 @@ impl LabGroup {
         let guests = self.group.guests.iter();
         let mut devices = guests.flat_map(|guest| guest.scenario.devices());
         let has_faults = devices.any(|device| !device.faults().is_empty());
-        let row = done.row(name, check, &uncounted, has_faults);
+        let row = done.row(name, ends, &uncounted, has_faults);
         self.rows.push((check.clone(), row.clone()));
         Ok(row)
     }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 use std::time::Instant;
 
 use peerbar_report::exec::GuestMessage;
@@ -17,13 +18,14 @@ const MOST_OUTPUT: usize = 1 << 20;
 /// The most bytes of its error output that are kept, the first ones.
 const MOST_ERRORS: usize = 8 << 10;
 
-/// A program in a guest. `&ProgramStreams` writes its standard input and reads its standard output; both wait for it until a
-/// deadline, or until another guest has ended.
-pub(crate) struct ProgramStreams<'a> {
-    inner: RefCell<Inner>,
+/// A program in a guest. The streams write its standard input and read its standard output; both wait for it until a deadline,
+/// or until another guest has ended. All clones are of the same program.
+#[derive(Clone)]
+pub(crate) struct ProgramStreams {
+    inner: Rc<RefCell<Inner>>,
     deadline: Instant,
     /// Become readable when the work must be abandoned.
-    stops: &'a [UnixStream],
+    stops: Rc<[UnixStream]>,
 }
 
 struct Inner {
@@ -33,16 +35,16 @@ struct Inner {
     status: Option<i32>,
 }
 
-impl<'a> ProgramStreams<'a> {
+impl ProgramStreams {
     /// Returns the streams of `program`.
-    pub(crate) fn new(program: GuestProgram, deadline: Instant, stops: &'a [UnixStream]) -> Self {
+    pub(crate) fn new(program: GuestProgram, deadline: Instant, stops: Rc<[UnixStream]>) -> Self {
         Self {
-            inner: RefCell::new(Inner {
+            inner: Rc::new(RefCell::new(Inner {
                 program,
                 output: VecDeque::new(),
                 errors: Vec::new(),
                 status: None,
-            }),
+            })),
             deadline,
             stops,
         }
@@ -53,10 +55,10 @@ impl<'a> ProgramStreams<'a> {
     ///
     /// # Errors
     /// Those of reading.
-    pub(crate) fn finish(self) -> io::Result<(i32, String)> {
+    pub(crate) fn finish(mut self) -> io::Result<(i32, String)> {
         self.inner.borrow_mut().program.end_input().map_err(other)?;
-        io::copy(&mut &self, &mut io::sink())?;
-        let inner = self.inner.into_inner();
+        io::copy(&mut self, &mut io::sink())?;
+        let inner = self.inner.borrow();
         let errors = String::from_utf8_lossy(&inner.errors).into_owned();
         Ok((inner.status.unwrap_or_default(), errors))
     }
@@ -67,7 +69,7 @@ impl<'a> ProgramStreams<'a> {
         if self.deadline <= Instant::now() {
             return Err(other(ProgramError::Late));
         }
-        check_stops(self.stops).map_err(|_| io::Error::other("it was given up"))
+        check_stops(&self.stops).map_err(|_| io::Error::other("it was given up"))
     }
 
     /// Waits until the program sends something, or takes more, or the work must end.
@@ -116,7 +118,7 @@ impl Inner {
     }
 }
 
-impl Read for &ProgramStreams<'_> {
+impl Read for ProgramStreams {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let mut inner = self.inner.borrow_mut();
         // Output that is there already has its limit, too: its reader may want all of it.
@@ -128,7 +130,7 @@ impl Read for &ProgramStreams<'_> {
     }
 }
 
-impl Write for &ProgramStreams<'_> {
+impl Write for ProgramStreams {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut inner = self.inner.borrow_mut();
         loop {
@@ -192,10 +194,10 @@ mod tests {
             assert_eq!(end, Some(HostMessage::InputEnd));
             send(&stream, &GuestMessage::Ended(ProgramEnd::Exited(3)));
         });
-        let streams = ProgramStreams::new(start(&path), long(), &[]);
-        (&streams).write_all(b"ask\n").unwrap();
+        let mut streams = ProgramStreams::new(start(&path), long(), Rc::default());
+        streams.write_all(b"ask\n").unwrap();
         let mut answer = [0; 7];
-        (&streams).read_exact(&mut answer).unwrap();
+        streams.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"answer\n");
         assert_eq!(streams.finish().unwrap(), (3, "why".to_owned()));
         guest.join().unwrap();
@@ -217,8 +219,8 @@ mod tests {
                 false => vec![UnixStream::from(ours.as_fd().try_clone_to_owned().unwrap())],
             };
             (&theirs).write_all(&[2]).unwrap();
-            let streams = ProgramStreams::new(start(&path), deadline, &stops);
-            let error = (&streams).read(&mut [0]).unwrap_err();
+            let mut streams = ProgramStreams::new(start(&path), deadline, stops.into());
+            let error = streams.read(&mut [0]).unwrap_err();
             assert_eq!(error.to_string(), wanted);
             drop(streams);
             guest.join().unwrap();
@@ -244,8 +246,7 @@ mod tests {
                 while message.write_to(&mut stream.get_ref()).is_ok() {}
             });
             let (ours, mut theirs) = UnixStream::pair().unwrap();
-            let stops = [ours];
-            let mut streams = ProgramStreams::new(start(&path), long(), &stops);
+            let mut streams = ProgramStreams::new(start(&path), long(), [ours].into());
             while !streams.inner.borrow().program.is_accepted() {
                 streams.step(&mut streams.inner.borrow_mut()).unwrap();
             }

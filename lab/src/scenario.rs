@@ -63,7 +63,7 @@ pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use gpu::Gpu;
-pub use group::{AcrossCheck, AcrossEnd, GroupCheck, GroupGuest, GuestGroup};
+pub use group::{GroupCheck, GroupGuest, GuestGroup};
 pub use mistakes::{Known, Review, review};
 pub use nic::Nic;
 pub use program::HostProgram;

@@ -4,8 +4,8 @@
 use peerbar_lab::LabError;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::iommu::Iommu;
-use peerbar_lab::scenario::{AcrossCheck, GpuBuilder, GuestGroup, NicBuilder, ScenarioBuilder};
-use peerbar_lab::{Completer, Rdma, RdmaMemory, Verdict};
+use peerbar_lab::scenario::{GpuBuilder, GuestGroup, NicBuilder, ScenarioBuilder};
+use peerbar_lab::{Check, Completer, Rdma, RdmaMemory, Verdict};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::options;
@@ -42,7 +42,7 @@ fn group() -> GuestGroup {
 fn vram_goes_to_the_other_guest_until_that_dies() {
     let mut guests = options().start_group(group(), &mut |_| {}).unwrap();
     assert!(guests.failure().is_none(), "{:?}", guests.failure());
-    let check = AcrossCheck::from(Rdma {
+    let check = Check::Rdma(Rdma {
         nic: "nic0".to_owned(),
         peer: "nic1".to_owned(),
         from: RdmaMemory::Vram("gpu0".to_owned()),

@@ -425,6 +425,12 @@ impl<'a> TrafficWatch<'a> {
         Ok(self.flows_of(self.traffic()?))
     }
 
+    /// Returns the names of the disks whose DMA is excluded from sums.
+    pub(crate) fn uncounted(&self) -> Vec<&'a str> {
+        let uncounted = self.guest.controllers.iter().filter(|disk| disk.uncounted);
+        uncounted.map(|disk| disk.name.as_str()).collect()
+    }
+
     fn flows_of(&self, traffic: &Traffic) -> Vec<PayloadFlow> {
         let devices = self.guest.devices();
         let flows = devices.flat_map(|(name, number)| traffic.flows(name, number));

@@ -14,6 +14,7 @@ pub mod disk;
 pub mod dma_buf_copies;
 pub mod dma_buf_importer;
 pub mod empty_init;
+mod end_process;
 mod exec_server;
 mod file_system;
 mod fork;

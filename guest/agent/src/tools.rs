@@ -104,6 +104,11 @@ impl Tools {
         limit: Duration,
         show: impl Fn(&str) + Send,
     ) -> anyhow::Result<Ran> {
+        capture(self.command(tool)?, limit, show)
+    }
+
+    /// Returns the command that starts a program there.
+    pub(crate) fn command(self, tool: &ToolCommand) -> anyhow::Result<Command> {
         let folder = CString::new(tool.folder.as_str()).context("a folder's path with a NUL")?;
         let mut command = Command::new(&tool.program);
         command.args(&tool.arguments).env_clear().envs(ENVIRONMENT);
@@ -122,7 +127,7 @@ impl Tools {
         // SAFETY: between fork and exec this makes three system calls and touches only constants
         // and memory that the closure owns.
         unsafe { command.pre_exec(enter) };
-        capture(command, limit, show)
+        Ok(command)
     }
 }
 

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-
-use crate::workload::WorkloadError;
+use thiserror::Error;
 
 /// Bits of the immediate data that name the slot of a message's content.
 const SOURCE_BITS: u32 = 6;
@@ -35,6 +34,15 @@ impl Message {
     }
 }
 
+/// A message that cannot have arrived.
+#[derive(Debug, Error)]
+pub(crate) enum ArrivalError {
+    #[error("message {id} was received twice")]
+    Twice { id: u64 },
+    #[error("message {id} is too far ahead of the others")]
+    FarAhead { id: u64 },
+}
+
 /// The messages that have arrived, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -49,16 +57,16 @@ pub struct Arrivals {
 
 impl Arrivals {
     /// Records that message `id` has arrived.
-    pub(crate) fn add(&mut self, id: u64) -> Result<(), WorkloadError> {
+    pub(crate) fn add(&mut self, id: u64) -> Result<(), ArrivalError> {
         if id >= self.next {
             let oldest = self.missing.first().copied().unwrap_or(self.next);
             if id - oldest > MOST_AHEAD {
-                return Err(WorkloadError::FarAhead { id });
+                return Err(ArrivalError::FarAhead { id });
             }
             self.missing.extend(self.next..id);
             self.next = id + 1;
         } else if !self.missing.remove(&id) {
-            return Err(WorkloadError::Twice { id });
+            return Err(ArrivalError::Twice { id });
         }
         Ok(())
     }

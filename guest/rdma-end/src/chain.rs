@@ -1,40 +1,125 @@
-//! From a disk to a GPU, over the wire, to another GPU and to its disk.
+//! `rdma-chain`: from a disk to a GPU, over the wire, to another GPU and to its disk.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::ends::Side;
-use crate::{Command, End, Ends, Result, Way};
+use peerbar_report::{PayloadFlow, RdmaChain, RdmaMemory};
+
+use crate::conductor::{
+    EndSpec, Results, Site, Step, TwoEnds, between, counted, length, memory_size,
+};
+use crate::ends::{Ends, Side, Way};
+use crate::error::{Error, Result, in_one_line};
+use crate::message::Command;
+
+impl TwoEnds for RdmaChain {
+    fn ends(&self) -> [EndSpec<'_>; 2] {
+        [&self.from, &self.to].map(|side| EndSpec {
+            nic: &side.nic,
+            memory: RdmaMemory::Vram(side.gpu.clone()),
+            disk: Some(&side.disk),
+        })
+    }
+
+    fn sizes(&self) -> &[u64] {
+        &self.sizes
+    }
+
+    /// Moves each size from disk to disk, by writes and then by reads, at a different offset each
+    /// time.
+    fn conduct(&self, site: &mut dyn Site, results: &mut Results) -> Step<()> {
+        let [source, target] = [&self.from, &self.to].map(|side| site.disk(&side.nic, &side.disk));
+        let steps = steps(&self.sizes, &source?, &target?)?;
+        let seeds: Vec<u64> = steps.iter().map(|_| fastrand::u64(..)).collect();
+        between(site, self.ends(), memory_size(&self.sizes), |site, ends| {
+            for (&seed, step) in seeds.iter().zip(&steps) {
+                let stored = ends.store(&step.source, step.length, seed);
+                stored.map_err(of_disk("filling", &self.from.disk))?;
+                // So the data at the end differs from the data before.
+                let overwritten = ends.overwrite(&step.target, step.length, !seed);
+                overwritten.map_err(of_disk("filling", &self.to.disk))?;
+            }
+            counted(site, |_| {
+                steps.iter().try_for_each(|step| {
+                    let name = format!("{} bytes by {}", step.length, step.way);
+                    let moved = ends.chain(step);
+                    results.add(name, step.length, moved)
+                })
+            })?;
+            for (&seed, step) in seeds.iter().zip(&steps) {
+                let (length, at) = (step.length, step.target.at);
+                let range = format!("{length} bytes at {at}, content of seed {seed}, of");
+                let seen = ends.compare(&step.target, length, seed);
+                seen.map_err(of_disk(&range, &self.to.disk))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn judge_flows(
+        &self,
+        flows: &[PayloadFlow],
+        uncounted: &[&str],
+        results: &Results,
+    ) -> Step<()> {
+        self.judge(flows, uncounted, results.payload)
+    }
+}
+
+/// Describes an error by the work that failed and its disk.
+fn of_disk(work: &str, disk: &str) -> impl Fn(Error) -> String {
+    move |error| format!("{work} {disk}: {}", in_one_line(&error))
+}
+
+/// Returns the steps from `source` to `target`: each size by writes, then each by reads, one after
+/// the other on both.
+fn steps(sizes: &[u64], source: &Path, target: &Path) -> Step<Vec<Chain>> {
+    let mut at = 0;
+    let mut steps = Vec::new();
+    for way in [Way::Write, Way::Read] {
+        for &size in sizes {
+            let range = |path: &Path| FileRange {
+                path: path.to_owned(),
+                at,
+            };
+            steps.push(Chain {
+                source: range(source),
+                target: range(target),
+                length: length(size)?,
+                way,
+            });
+            at = at.saturating_add(size);
+        }
+    }
+    Ok(steps)
+}
 
 /// A part of a file or of a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileRange {
+pub(crate) struct FileRange {
     /// The file.
-    pub path: PathBuf,
+    path: PathBuf,
     /// First byte.
-    pub at: u64,
+    at: u64,
 }
 
 /// A transfer from file to file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chain {
+pub(crate) struct Chain {
     /// A file that the near end opens.
-    pub source: FileRange,
+    source: FileRange,
     /// A file that the far end opens.
-    pub target: FileRange,
+    target: FileRange,
     /// Number of bytes: whole blocks of both files.
-    pub length: u32,
+    length: u32,
     /// The way from end to end. With [`Way::Read`], the far end is the requester.
-    pub way: Way,
+    way: Way,
 }
 
-impl<N: End, F: End> Ends<N, F> {
+impl Ends<'_> {
     /// Reads the source into the near end's memory, moves it to the far end's, and writes it to the
     /// target. Compares only the memory around it. Returns the time on the wire.
-    ///
-    /// # Errors
-    /// As for [`Ends::transfer`].
-    pub fn chain(&mut self, chain: &Chain) -> Result<Duration> {
+    fn chain(&mut self, chain: &Chain) -> Result<Duration> {
         let span = self.prepare(Side::Near, chain.length)?;
         self.prepare(Side::Far, chain.length)?;
         let FileRange { path, at } = chain.source.clone();
@@ -55,10 +140,7 @@ impl<N: End, F: End> Ends<N, F> {
     /// Writes `length` bytes of the content of `seed` to `target`, which the far end opens, through
     /// its memory, and compares them there. If a later [`Ends::compare`] finds the content of
     /// another seed, that was written after this.
-    ///
-    /// # Errors
-    /// As for [`Ends::transfer`].
-    pub fn overwrite(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
+    fn overwrite(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Far, length)?;
         self.done(Side::Far, &Command::Put { span, seed })?;
         let FileRange { path, at } = target.clone();
@@ -68,10 +150,7 @@ impl<N: End, F: End> Ends<N, F> {
 
     /// Writes `length` bytes of the content of `seed` to `target`, which the near end opens,
     /// through its memory.
-    ///
-    /// # Errors
-    /// As for [`Ends::transfer`].
-    pub fn store(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
+    fn store(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Near, length)?;
         self.done(Side::Near, &Command::Put { span, seed })?;
         let FileRange { path, at } = target.clone();
@@ -80,10 +159,7 @@ impl<N: End, F: End> Ends<N, F> {
 
     /// Reads `source`, which the far end opens, into its memory, and compares it with `length`
     /// bytes of the content of `seed`.
-    ///
-    /// # Errors
-    /// As for [`Ends::transfer`].
-    pub fn compare(&mut self, source: &FileRange, length: u32, seed: u64) -> Result<()> {
+    fn compare(&mut self, source: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Far, length)?;
         let FileRange { path, at } = source.clone();
         self.done(Side::Far, &Command::Load { path, at, span })?;
@@ -93,11 +169,8 @@ impl<N: End, F: End> Ends<N, F> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-    use std::rc::Rc;
-
     use super::*;
-    use crate::MARGIN;
+    use crate::ends::MARGIN;
     use crate::fake::{FakeEnd, Flaw};
 
     fn file(path: &str, at: u64) -> FileRange {
@@ -118,8 +191,8 @@ mod tests {
 
     #[test]
     fn content_of_one_disk_is_on_the_other_afterwards() {
-        let (near, far) = FakeEnd::pair(4 * MARGIN);
-        let mut ends = Ends::connect(near, far).unwrap();
+        let (mut near, mut far) = FakeEnd::pair(4 * MARGIN);
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
         for (seed, way) in (1..).zip([Way::Write, Way::Read, Way::Send]) {
             let chain = chain(way);
             ends.store(&chain.source, 4096, seed).unwrap();
@@ -129,21 +202,22 @@ mod tests {
         }
     }
 
-    /// Makes a far end whose disk already has the content of seed 1 at the target of the chain.
-    fn ends_with_old_content() -> (Ends<FakeEnd, FakeEnd>, Rc<Cell<Option<Flaw>>>) {
-        let (near, far) = FakeEnd::pair(4 * MARGIN);
-        let flaw = far.flaw();
+    /// Connects the ends, and gives the far end's disk the content of seed 1 at the target of the
+    /// chain.
+    fn with_old_content<'a>(near: &'a mut FakeEnd, far: &'a mut FakeEnd) -> Ends<'a> {
         let mut ends = Ends::connect(near, far).unwrap();
         let first = chain(Way::Write);
         ends.store(&first.source, 4096, 1).unwrap();
         ends.chain(&first).unwrap();
         ends.compare(&first.target, 4096, 1).unwrap();
-        (ends, flaw)
+        ends
     }
 
     #[test]
     fn chain_that_stores_nothing_fails_whatever_lay_there() {
-        let (mut ends, flaw) = ends_with_old_content();
+        let (mut near, mut far) = FakeEnd::pair(4 * MARGIN);
+        let flaw = far.flaw();
+        let mut ends = with_old_content(&mut near, &mut far);
         let again = chain(Way::Read);
         ends.overwrite(&again.target, 4096, 2).unwrap();
         flaw.set(Some(Flaw::StoresNothing));
@@ -157,7 +231,9 @@ mod tests {
 
     #[test]
     fn target_that_keeps_its_old_content_cannot_be_overwritten() {
-        let (mut ends, flaw) = ends_with_old_content();
+        let (mut near, mut far) = FakeEnd::pair(4 * MARGIN);
+        let flaw = far.flaw();
+        let mut ends = with_old_content(&mut near, &mut far);
         flaw.set(Some(Flaw::StoresNothing));
         let target = chain(Way::Write).target;
         let error = ends.overwrite(&target, 4096, 2).unwrap_err();
@@ -166,21 +242,39 @@ mod tests {
 
     #[test]
     fn request_of_the_chain_that_completes_twice_fails_it() {
-        let (near, far) = FakeEnd::pair(4 * MARGIN);
+        let (mut near, mut far) = FakeEnd::pair(4 * MARGIN);
         near.set(Flaw::CompletesTwice);
-        let mut ends = Ends::connect(near, far).unwrap();
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
         let error = ends.chain(&chain(Way::Write)).unwrap_err().to_string();
         assert!(error.starts_with("near end: Completed { id: 2,"), "{error}");
     }
 
     #[test]
     fn byte_beside_the_chain_s_content_fails_it() {
-        let (near, far) = FakeEnd::pair(4 * MARGIN);
+        let (mut near, mut far) = FakeEnd::pair(4 * MARGIN);
         near.set(Flaw::OneByteMore);
-        let mut ends = Ends::connect(near, far).unwrap();
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
         let first = chain(Way::Write);
         ends.store(&first.source, 4096, 1).unwrap();
         let error = ends.chain(&first).unwrap_err().to_string();
         assert!(error.starts_with("far end: byte 0 of 4096"), "{error}");
+    }
+
+    #[test]
+    fn chain_has_each_size_in_each_way_at_an_offset_of_its_own() {
+        let [source, target] = ["a", "b"].map(Path::new);
+        let steps = steps(&[4096, 8192], source, target).unwrap();
+        let ranges = steps
+            .iter()
+            .map(|step| (step.way, step.source.at, step.length));
+        let expected = [
+            (Way::Write, 0, 4096),
+            (Way::Write, 4096, 8192),
+            (Way::Read, 12288, 4096),
+            (Way::Read, 16384, 8192),
+        ];
+        assert_eq!(ranges.collect::<Vec<_>>(), expected);
+        assert!(steps.iter().all(|step| step.source.at == step.target.at));
+        assert!(super::steps(&[1 << 32], source, target).is_err());
     }
 }

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::{
-    Address, Answer, Command, Completed, End, Error, Operation, Result, Span, Status,
-    WorkloadCommand, WorkloadOutcome,
-};
+use crate::end::End;
+use crate::error::{Error, Result};
+use crate::load::{WorkloadCommand, WorkloadOutcome};
+use crate::message::{Address, Answer, Command, Completed, Operation, OwnResults, OwnTests, Span};
+use crate::status::Status;
 
 /// Bytes of memory before and after the transferred ones that must stay unchanged: a page.
 pub const MARGIN: u64 = 4096;
@@ -96,18 +97,17 @@ impl Side {
 }
 
 /// Two ends, each of which knows the other's address.
-pub struct Ends<N, F> {
-    near: N,
-    far: F,
+pub struct Ends<'a> {
+    ends: [&'a mut dyn End; 2],
     addresses: [Address; 2],
 }
 
-impl<N: End, F: End> Ends<N, F> {
+impl<'a> Ends<'a> {
     /// Tells each end the other's address.
     ///
     /// # Errors
     /// As for [`Ends::transfer`].
-    pub fn connect(near: N, far: F) -> Result<Self> {
+    pub fn connect(near: &'a mut dyn End, far: &'a mut dyn End) -> Result<Self> {
         let unknown = Address {
             gid: std::net::Ipv6Addr::UNSPECIFIED,
             queue_pair: 0,
@@ -117,8 +117,7 @@ impl<N: End, F: End> Ends<N, F> {
             largest_message: 0,
         };
         let mut ends = Self {
-            near,
-            far,
+            ends: [near, far],
             addresses: [unknown; 2],
         };
         ends.addresses = [ends.address(Side::Near)?, ends.address(Side::Far)?];
@@ -270,6 +269,15 @@ impl<N: End, F: End> Ends<N, F> {
         }
     }
 
+    /// Makes `side` run tests that need no other end.
+    pub(crate) fn own_tests(&mut self, side: Side, tests: OwnTests) -> Result<OwnResults> {
+        let command = Command::OwnTests(tests);
+        match self.end(side).ask(&command)? {
+            Answer::Tested(tested) => Ok(tested),
+            answer => Err(Error::of(answer, &command, side.name())),
+        }
+    }
+
     fn address(&mut self, side: Side) -> Result<Address> {
         let command = Command::Address;
         match self.end(side).ask(&command)? {
@@ -323,9 +331,10 @@ impl<N: End, F: End> Ends<N, F> {
 
     /// Returns one of the ends.
     pub(crate) fn end(&mut self, side: Side) -> &mut dyn End {
+        let [near, far] = &mut self.ends;
         match side {
-            Side::Near => &mut self.near,
-            Side::Far => &mut self.far,
+            Side::Near => *near,
+            Side::Far => *far,
         }
     }
 }
@@ -334,16 +343,12 @@ impl<N: End, F: End> Ends<N, F> {
 mod tests {
     use super::*;
     use crate::fake::{FakeEnd, Flaw};
-    use crate::workload::MESSAGE;
-
-    fn ends(size: u64) -> Ends<FakeEnd, FakeEnd> {
-        let (near, far) = FakeEnd::pair(size);
-        Ends::connect(near, far).unwrap()
-    }
+    use crate::load::MESSAGE;
 
     #[test]
     fn each_way_moves_the_content() {
-        let mut ends = ends(5 * MARGIN);
+        let (mut near, mut far) = FakeEnd::pair(5 * MARGIN);
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
         for way in Way::ALL {
             for length in [1, 100, 4096] {
                 assert!(ends.takes(way, length));
@@ -388,8 +393,9 @@ mod tests {
                 "far end: Completed { id: 1,",
             ),
         ] {
-            let mut ends = ends(4 * MARGIN);
-            ends.near.set(flaw);
+            let (mut near, mut far) = FakeEnd::pair(4 * MARGIN);
+            near.set(flaw);
+            let mut ends = Ends::connect(&mut near, &mut far).unwrap();
             let error = ends.transfer(way, 100, 5).unwrap_err().to_string();
             assert!(error.starts_with(wanted), "{flaw:?}, {way}: {error}");
         }
@@ -397,7 +403,8 @@ mod tests {
 
     #[test]
     fn transfer_that_leaves_no_margin_is_refused() {
-        let mut ends = ends(2 * MARGIN);
+        let (mut near, mut far) = FakeEnd::pair(2 * MARGIN);
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
         let error = ends.transfer(Way::Write, 1, 0).unwrap_err().to_string();
         assert!(error.ends_with("needs 8193 bytes of memory: the near end has 8192"));
     }

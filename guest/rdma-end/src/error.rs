@@ -4,7 +4,9 @@ use std::io;
 
 use thiserror::Error as ThisError;
 
-use crate::{Answer, Command, Status, WorkloadOutcome};
+use crate::load::WorkloadOutcome;
+use crate::message::{Answer, Command};
+use crate::status::Status;
 
 /// Result of this library.
 pub type Result<T> = std::result::Result<T, Error>;

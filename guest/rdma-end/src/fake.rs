@@ -7,11 +7,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use crate::workload::MESSAGE;
-use crate::{
-    Address, Answer, Command, Completed, End, Operation, Result, Rights, Span, Spare, SpareCommand,
-    Status, content,
+use crate::end::End;
+use crate::error::Result;
+use crate::load::MESSAGE;
+use crate::message::{
+    Address, Answer, Command, Completed, Operation, OwnResults, Rights, Span, Spare, SpareCommand,
+    Tested, content,
 };
+use crate::status::Status;
 
 /// The key and the address of spare memory.
 const SPARE_KEY: u32 = 1000;
@@ -70,6 +73,8 @@ pub(crate) enum Flaw {
     RefusedBringsByte,
     RefusedWritesByte,
     RefusedWritesSpare,
+    /// Its own tests fail.
+    FailsOwnTests,
 }
 
 /// A work request.
@@ -487,6 +492,16 @@ impl End for FakeEnd {
             Command::Spare(command) => self.spare(command),
             Command::Load { ref path, at, span } => self.load(path, at, span),
             Command::Store { ref path, at, span } => self.store(path, at, span),
+            Command::OwnTests(tests) => Answer::Tested(OwnResults {
+                tests: vec![Tested {
+                    name: format!("{tests:?}"),
+                    failure: self
+                        .has(Flaw::FailsOwnTests)
+                        .then(|| "it is taken".to_owned()),
+                }],
+                completions: 0,
+            }),
+            Command::CompleteWrites => Answer::Done,
             Command::Workload(_) => unreachable!("a server does it"),
         })
     }

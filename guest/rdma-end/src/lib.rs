@@ -1,17 +1,17 @@
-//! The two ends of an RDMA transfer. Each may be a separate process, in one guest or in two.
+//! The two ends of an RDMA transfer, each a separate process, in one guest or in two.
 //!
 //! An end has an adapter, one of its queue pairs, and memory. It executes [`Command`]s, and answers
-//! each with one [`Answer`]. A conductor has a connection to both ends and sends the commands:
-//! [`Ends`] implements transfers. Messages are JSON, one per line, so a relay need not understand
-//! them.
+//! each with one [`Answer`]. Messages are JSON, one per line, so a relay need not understand them.
 //!
 //! - [`serve`] is an end's loop over its standard input and output, with any implementation of
-//!   [`End`].
-//! - [`Server`] keeps requests in progress at an end between commands; [`serve`] uses one.
+//!   [`End`]. Between commands it keeps requests in progress.
 //! - [`LineEnd`] is the conductor's [`End`]: another process, at the other side of two streams.
+//! - [`Ends`] are two ends, and transfers between them.
 //!
-//! [`Loss`] is the conductor of a transfer during which a part is lost, [`refuse`] the conductor of
-//! requests that an adapter must refuse.
+//! A conductor has a connection to both ends, and sends the commands. It is the same for all
+//! checks: [`TwoEnds`] is a check's work, and [`Site`] the place in which it runs, which starts the
+//! ends. One of its implementations is a guest that has both ends, another a host whose guests have
+//! one each.
 //!
 //! Contents are named by a seed ([`content`]), so that no payload passes through the conductor.
 //!
@@ -22,58 +22,40 @@
 
 mod arrivals;
 mod chain;
+mod completions;
+mod conductor;
+mod end;
 mod ends;
 mod error;
 mod line;
+mod load;
 mod lost;
 mod message;
 mod refused;
 mod server;
 mod slots;
 mod status;
+mod transfers;
 mod workload;
+mod workload_error;
 
 #[cfg(test)]
 mod fake;
 
 pub use arrivals::Arrivals;
-pub use chain::{Chain, FileRange};
+pub use conductor::{
+    EndSpec, Moment, Permitted, Results, Site, StartedEnd, Step, TWO_ENDED, TwoEnds, memory_size,
+    two_ends,
+};
+pub use end::End;
 pub use ends::{Ends, MARGIN, Side, Way};
 pub use error::{Error, Result, in_one_line};
 pub use line::LineEnd;
-pub use lost::{Amid, GO_ON_BYTES, Loss, Part, go_on};
+pub use load::{Asked, DEPTH, Requests, Workload, WorkloadCommand, WorkloadOutcome, Written};
 pub use message::{
-    Address, Answer, Command, Completed, Content, Operation, PairState, Rights, Span, Spare,
-    SpareCommand, content,
+    Address, Answer, Command, Completed, Content, Operation, OwnResults, OwnTests, PairState,
+    Rights, Span, Spare, SpareCommand, Tested, content,
 };
-pub use refused::{Permitted, REFUSE_BYTES, refuse};
 pub use server::{Server, serve};
-pub use slots::Written;
 pub use status::Status;
-pub use workload::{Asked, DEPTH, Requests, Workload, WorkloadCommand, WorkloadOutcome};
-
-/// One end of a transfer.
-pub trait End {
-    /// Executes `command`. If the end cannot execute it, the answer is [`Answer::Failed`].
-    ///
-    /// # Errors
-    /// The end cannot be asked any more.
-    fn ask(&mut self, command: &Command) -> Result<Answer>;
-}
-
-impl<E: End + ?Sized> End for &mut E {
-    fn ask(&mut self, command: &Command) -> Result<Answer> {
-        (**self).ask(command)
-    }
-}
-
-/// Name of an end in errors if its side is not known.
-const END: &str = "end";
-
-/// Makes `end` execute `command`, whose only answer is that it is done.
-fn done(end: &mut dyn End, command: &Command) -> Result<()> {
-    match end.ask(command)? {
-        Answer::Done => Ok(()),
-        answer => Err(Error::of(answer, command, END)),
-    }
-}
+pub use transfers::transfers;

@@ -5,7 +5,9 @@ use std::io::{BufRead, Read, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{Answer, Command, End, Error, Result};
+use crate::end::End;
+use crate::error::{Error, Result};
+use crate::message::{Answer, Command};
 
 /// The longest line of a message in bytes.
 const LONGEST: u64 = 64 << 10;
@@ -59,7 +61,8 @@ mod tests {
 
     use super::*;
     use crate::fake::FakeEnd;
-    use crate::{Span, serve};
+    use crate::message::Span;
+    use crate::server::serve;
 
     #[test]
     fn end_behind_two_streams_answers_as_one_at_hand() {

@@ -1,14 +1,17 @@
-//! Requests in progress while a part of the transfer is lost, and the remaining parts afterwards.
+//! `rdma-lost`: requests in progress while a part of the transfer is lost, and the remaining parts
+//! afterwards.
 
-use std::fmt;
 use std::io;
-use std::str::FromStr;
 
-use crate::workload::{MESSAGE, Requests, Workload};
-use crate::{
-    Address, Arrivals, Asked, DEPTH, End, Ends, Error, MARGIN, Result, Side, Status, Way,
-    WorkloadCommand, WorkloadOutcome, slots,
-};
+use peerbar_report::{PayloadFlow, RdmaLoad, RdmaLost, RdmaMemory, RdmaPart};
+
+use crate::arrivals::Arrivals;
+use crate::conductor::{EndSpec, Results, Site, Step, TwoEnds, between, counted};
+use crate::ends::{Ends, MARGIN, Side, Way};
+use crate::error::{Error, Result, in_one_line};
+use crate::load::{Asked, DEPTH, MESSAGE, Requests, Workload, WorkloadCommand, WorkloadOutcome};
+use crate::slots;
+use crate::status::Status;
 
 /// Number of requests that succeed before anything is lost.
 const BEFORE: u64 = 64;
@@ -18,134 +21,125 @@ const FAILS: &str = "requests in progress and later ones fail";
 const SIZE: u32 = 64 << 10;
 /// The same for a message.
 const SMALL: u32 = 4096;
+/// Bytes of memory that each end needs to try the remaining parts.
+const GO_ON_BYTES: u64 = SIZE as u64 + 2 * MARGIN;
 
-/// The part that is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The responder's adapter.
-    Peer,
-    /// The memory of the requester.
-    Source,
-    /// The memory of the responder.
-    Target,
-    /// The fabric that joins the adapters.
-    Fabric,
-}
+impl TwoEnds for RdmaLost {
+    fn ends(&self) -> [EndSpec<'_>; 2] {
+        let sides = [(&self.nic, &self.from), (&self.peer, &self.to)];
+        sides.map(|(nic, memory)| EndSpec::new(nic, memory.clone()))
+    }
 
-impl Part {
-    /// Returns the pairs of adapters that continue without it, each with requester and responder.
-    #[must_use]
-    pub fn left(self) -> &'static [[Side; 2]] {
-        const NEAR: [Side; 2] = [Side::Near, Side::Near];
-        const FAR: [Side; 2] = [Side::Far, Side::Far];
-        match self {
-            Self::Peer => &[NEAR],
-            Self::Fabric => &[NEAR, FAR],
-            Self::Source | Self::Target => &[NEAR, FAR, [Side::Near, Side::Far]],
+    fn conduct(&self, site: &mut dyn Site, results: &mut Results) -> Step<()> {
+        let part = self.part();
+        let part = part.ok_or_else(|| format!("{} is not part of the transfer", self.loses))?;
+        let loss = Loss {
+            part,
+            amid: self.by,
+        };
+        between(site, self.ends(), slots::bytes().into(), |site, ends| {
+            // Later requests are not judged.
+            counted(site, |site| {
+                loss.conduct(ends, &mut || site.kill(), results)
+            })
+        })?;
+        for pair in left(part) {
+            let [near, far] = pair.map(|side| match side {
+                Side::Near => &*self.nic,
+                Side::Far => &*self.peer,
+            });
+            go_on(
+                site,
+                [near, far],
+                format!("{near} and {far} go on"),
+                results,
+            )?;
         }
+        Ok(())
+    }
+
+    fn judge_flows(
+        &self,
+        flows: &[PayloadFlow],
+        _uncounted: &[&str],
+        results: &Results,
+    ) -> Step<()> {
+        self.judge(flows, results.payload)
+    }
+
+    fn fails_dma(&self) -> bool {
+        true
     }
 }
 
-/// The requests that are in progress at the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amid {
-    /// Writes from the memory of the requester to that of the responder.
-    Writes,
-    /// Reads into the memory of the requester.
-    Reads,
-    /// Messages from the memory of the requester to receives of the responder.
-    Sends,
-}
-
-impl FromStr for Part {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Ok(match text {
-            "peer" => Self::Peer,
-            "source" => Self::Source,
-            "target" => Self::Target,
-            "fabric" => Self::Fabric,
-            _ => return Err("it is `peer`, `source`, `target` or `fabric`".to_owned()),
-        })
+/// Returns the pairs of adapters that continue without `part`, each with requester and responder.
+fn left(part: RdmaPart) -> &'static [[Side; 2]] {
+    const NEAR: [Side; 2] = [Side::Near, Side::Near];
+    const FAR: [Side; 2] = [Side::Far, Side::Far];
+    match part {
+        RdmaPart::Peer => &[NEAR],
+        RdmaPart::Fabric => &[NEAR, FAR],
+        RdmaPart::Source | RdmaPart::Target => &[NEAR, FAR, [Side::Near, Side::Far]],
     }
 }
 
-impl fmt::Display for Amid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Writes => "writes",
-            Self::Reads => "reads",
-            Self::Sends => "sends",
-        })
-    }
-}
-
-impl FromStr for Amid {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let all = [Self::Writes, Self::Reads, Self::Sends];
-        let named = all.into_iter().find(|amid| amid.to_string() == text);
-        named.ok_or_else(|| "it is `writes`, `reads` or `sends`".to_owned())
-    }
+/// Makes new ends of these adapters with guest RAM transfer in each way.
+pub(crate) fn go_on(
+    site: &mut dyn Site,
+    nics: [&str; 2],
+    name: String,
+    results: &mut Results,
+) -> Step<()> {
+    let ends = nics.map(|nic| EndSpec::new(nic, RdmaMemory::GuestRam));
+    between(site, ends, GO_ON_BYTES, |_, ends| {
+        let moved = Way::ALL.into_iter().try_for_each(|way| {
+            let length = if ends.takes(way, SIZE) { SIZE } else { SMALL };
+            ends.transfer(way, length, fastrand::u64(..)).map(drop)
+        });
+        results.check(name, moved)
+    })
 }
 
 /// The part that is lost, and the requests in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loss {
-    /// The part.
-    pub part: Part,
-    /// The requests.
-    pub amid: Amid,
+struct Loss {
+    part: RdmaPart,
+    amid: RdmaLoad,
 }
 
 impl Loss {
-    /// Returns the bytes of memory that each end needs.
-    #[must_use]
-    pub fn bytes() -> u64 {
-        slots::bytes().into()
+    /// Makes the near end send requests to the far one until the part is lost, which `kill`
+    /// requests. The payload is that of the requests that succeeded, or 0 if they went wrong.
+    fn conduct(
+        self,
+        ends: &mut Ends<'_>,
+        kill: &mut dyn FnMut() -> io::Result<()>,
+        results: &mut Results,
+    ) -> Step<()> {
+        let seed = fastrand::u64(..);
+        let prepared = self.prepare(ends, seed);
+        prepared.map_err(|error| in_one_line(&error))?;
+        let (asked, received) = match self.lose(ends, seed, kill) {
+            Ok(ended) => ended,
+            Err(error) => return results.check(FAILS, Err(error)),
+        };
+        results.check(FAILS, Ok(()))?;
+        let bytes = u64::from(self.request_bytes());
+        results.payload = asked.succeeded().saturating_mul(bytes);
+        self.judge(ends, seed, (&asked, received.as_ref()), results)
     }
 
-    /// Makes `near` send requests to `far` until the part is lost, which `kill` requests. `report`
-    /// gets each result. Returns the payload bytes of the requests that succeeded, or 0 if the
-    /// requests went wrong.
-    ///
-    /// # Errors
-    /// The reason why requests cannot be made.
-    pub fn conduct<N: End, F: End>(
-        self,
-        near: N,
-        far: F,
-        kill: &mut dyn FnMut() -> io::Result<()>,
-        report: &mut dyn FnMut(&str, Result<()>),
-    ) -> Result<u64> {
-        let mut ends = Ends::connect(near, far)?;
+    fn prepare(self, ends: &mut Ends<'_>, seed: u64) -> Result<()> {
         self.fits(ends.addresses())?;
-        let seed = fastrand::u64(..);
         slots::fill_source(ends.end(self.source()), seed)?;
-        slots::fill_target(ends.end(self.target()))?;
-        let ended = self.lose(&mut ends, seed, kill);
-        match ended {
-            Err(error) => {
-                report(FAILS, Err(error));
-                Ok(0)
-            }
-            Ok((asked, received)) => {
-                report(FAILS, Ok(()));
-                self.judge(&mut ends, seed, (&asked, received.as_ref()), report);
-                Ok(asked
-                    .succeeded()
-                    .saturating_mul(self.request_bytes().into()))
-            }
-        }
+        slots::fill_target(ends.end(self.target()))
     }
 
     /// Refuses ends that do not accept the messages.
-    fn fits(self, addresses: [Address; 2]) -> Result<()> {
+    fn fits(self, addresses: [crate::message::Address; 2]) -> Result<()> {
         for (side, address) in [Side::Near, Side::Far].into_iter().zip(addresses) {
             let largest = address.largest_message;
-            if self.amid == Amid::Sends && largest < MESSAGE {
+            if self.amid == RdmaLoad::Sends && largest < MESSAGE {
                 return Err(Error::LargeMessage {
                     side: side.name(),
                     length: MESSAGE,
@@ -159,15 +153,15 @@ impl Loss {
     /// Returns the bytes of a request.
     fn request_bytes(self) -> u32 {
         match self.amid {
-            Amid::Writes | Amid::Reads => slots::SIZE,
-            Amid::Sends => MESSAGE,
+            RdmaLoad::Writes | RdmaLoad::Reads => slots::SIZE,
+            RdmaLoad::Sends => MESSAGE,
         }
     }
 
     /// Runs the requests. Returns once all requests in progress have failed, and one more.
-    fn lose<N: End, F: End>(
+    fn lose(
         self,
-        ends: &mut Ends<N, F>,
+        ends: &mut Ends<'_>,
         seed: u64,
         kill: &mut dyn FnMut() -> io::Result<()>,
     ) -> Result<(Asked, Option<Arrivals>)> {
@@ -175,14 +169,14 @@ impl Loss {
         if let Some(receives) = receives {
             ends.workload(Side::Far, WorkloadCommand::Start(receives))?;
         }
-        let is_held = receives.is_some() && self.part == Part::Peer;
+        let is_held = receives.is_some() && self.part == RdmaPart::Peer;
         let asked = ask(ends, requests, is_held, kill);
         if receives.is_none() {
             return Ok((asked?, None));
         }
         // An adapter that is gone flushes nothing. If receives went wrong, messages do not end, and
         // that is the reason.
-        let flush = asked.is_ok() && self.part != Part::Peer;
+        let flush = asked.is_ok() && self.part != RdmaPart::Peer;
         match ends.finish(Side::Far, flush)? {
             WorkloadOutcome::Received(arrivals) => Ok((asked?, Some(arrivals))),
             outcome => Err(Error::outcome(outcome)),
@@ -190,31 +184,31 @@ impl Loss {
     }
 
     /// Judges the results of the requests in the remaining memory.
-    fn judge<N: End, F: End>(
+    fn judge(
         self,
-        ends: &mut Ends<N, F>,
+        ends: &mut Ends<'_>,
         seed: u64,
         (asked, received): (&Asked, Option<&Arrivals>),
-        report: &mut dyn FnMut(&str, Result<()>),
-    ) {
+        results: &mut Results,
+    ) -> Step<()> {
         if let Some(arrivals) = received {
-            let fails = self.part == Part::Target;
-            report("each message arrived once", arrived(asked, arrivals, fails));
+            let fails = self.part == RdmaPart::Target;
+            results.check("each message arrived once", arrived(asked, arrivals, fails))?;
         }
         if self.part == self.changed() {
             // The memory is gone. The source of the requests must still be intact.
             let kept = slots::expect_source(ends.end(self.source()), seed);
-            return report("the source is untouched", kept);
+            return results.check("the source is untouched", kept);
         }
         let target = ends.end(self.target());
         match received {
             None => {
                 let seen = slots::expect_target(target, seed, &asked.written);
-                report("the target has all acknowledged data", seen);
+                results.check("the target has all acknowledged data", seen)
             }
             Some(_) => {
                 let kept = slots::expect_beside(target, DEPTH, MESSAGE);
-                report("nothing but the messages has changed", kept);
+                results.check("nothing but the messages has changed", kept)
             }
         }
     }
@@ -227,15 +221,15 @@ impl Loss {
             failure,
         };
         let requests = match self.amid {
-            Amid::Writes => Requests::Writes,
-            Amid::Reads => Requests::Reads,
-            Amid::Sends => Requests::Sends,
+            RdmaLoad::Writes => Requests::Writes,
+            RdmaLoad::Reads => Requests::Reads,
+            RdmaLoad::Sends => Requests::Sends,
         };
         let receives = match self.part {
-            Part::Target => workload(Requests::ReceivesUnseen, Some(Status::LOCAL_PROTECTION)),
+            RdmaPart::Target => workload(Requests::ReceivesUnseen, Some(Status::LOCAL_PROTECTION)),
             _ => workload(Requests::Receives, None),
         };
-        let is_received = self.amid == Amid::Sends;
+        let is_received = self.amid == RdmaLoad::Sends;
         (
             workload(requests, Some(self.status())),
             is_received.then_some(receives),
@@ -245,26 +239,26 @@ impl Loss {
     /// Returns the status of requests without the part.
     fn status(self) -> Status {
         match (self.part, self.amid) {
-            (Part::Peer | Part::Fabric, _) => Status::RESPONSE_TIMEOUT,
-            (Part::Source, _) => Status::LOCAL_PROTECTION,
-            (Part::Target, Amid::Sends) => Status::BAD_RESPONSE,
-            (Part::Target, _) => Status::REMOTE_ACCESS,
+            (RdmaPart::Peer | RdmaPart::Fabric, _) => Status::RESPONSE_TIMEOUT,
+            (RdmaPart::Source, _) => Status::LOCAL_PROTECTION,
+            (RdmaPart::Target, RdmaLoad::Sends) => Status::BAD_RESPONSE,
+            (RdmaPart::Target, _) => Status::REMOTE_ACCESS,
         }
     }
 
     /// Returns the part whose memory the requests change.
-    fn changed(self) -> Part {
+    fn changed(self) -> RdmaPart {
         match self.amid {
-            Amid::Writes | Amid::Sends => Part::Target,
-            Amid::Reads => Part::Source,
+            RdmaLoad::Writes | RdmaLoad::Sends => RdmaPart::Target,
+            RdmaLoad::Reads => RdmaPart::Source,
         }
     }
 
     /// Returns the end whose memory they change.
     fn target(self) -> Side {
         match self.amid {
-            Amid::Writes | Amid::Sends => Side::Far,
-            Amid::Reads => Side::Near,
+            RdmaLoad::Writes | RdmaLoad::Sends => Side::Far,
+            RdmaLoad::Reads => Side::Near,
         }
     }
 
@@ -277,8 +271,8 @@ impl Loss {
 /// Makes the near end send requests until one fails. If the far end's adapter will be lost, its
 /// receives are held before, so that none is posted to an adapter that is gone. Messages in
 /// progress then find a receive or wait for one.
-fn ask<N: End, F: End>(
-    ends: &mut Ends<N, F>,
+fn ask(
+    ends: &mut Ends<'_>,
     requests: Workload,
     is_held: bool,
     kill: &mut dyn FnMut() -> io::Result<()>,
@@ -310,32 +304,23 @@ fn arrived(asked: &Asked, arrivals: &Arrivals, fails: bool) -> Result<()> {
     fault.map_or(Ok(()), |fault| Err(Error::Messages(fault)))
 }
 
-/// Makes new ends with guest RAM transfer in each way.
-///
-/// # Errors
-/// As for [`Ends::transfer`].
-pub fn go_on<N: End, F: End>(near: N, far: F) -> Result<()> {
-    let mut ends = Ends::connect(near, far)?;
-    for way in Way::ALL {
-        let length = if ends.takes(way, SIZE) { SIZE } else { SMALL };
-        ends.transfer(way, length, fastrand::u64(..))?;
-    }
-    Ok(())
-}
-
-/// Bytes of memory that each end of [`go_on`] needs.
-pub const GO_ON_BYTES: u64 = SIZE as u64 + 2 * MARGIN;
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
     use super::*;
+    use crate::end::End;
     use crate::fake::{FakeEnd, Flaw};
-    use crate::{Answer, Command, Server};
+    use crate::message::{Answer, Command};
+    use crate::server::Server;
 
-    const ALL: [Part; 4] = [Part::Peer, Part::Source, Part::Target, Part::Fabric];
+    const ALL: [RdmaPart; 4] = [
+        RdmaPart::Peer,
+        RdmaPart::Source,
+        RdmaPart::Target,
+        RdmaPart::Fabric,
+    ];
 
     /// A far end that continues while the near one executes a command.
     #[derive(Clone)]
@@ -367,31 +352,30 @@ mod tests {
 
     /// Returns the same, with the number of acknowledged bytes.
     fn conducted(loss: Loss, before: Option<Flaw>, after: Option<Flaw>) -> (Vec<String>, u64) {
-        let (near, far) = FakeEnd::pair(Loss::bytes());
+        let (near, far) = FakeEnd::pair(slots::bytes().into());
         let flaw = near.flaw();
         let far = Far(Rc::new(RefCell::new(Server::new(far))));
-        let near = Server::new(Near(near, far.clone()));
-        let mut failures = Vec::new();
+        let (mut near, mut far) = (Server::new(Near(near, far.clone())), far);
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
+        let mut results = Results::default();
         flaw.set(before);
         let mut kill = || {
             flaw.set(after);
             Ok(())
         };
-        let mut report = |name: &str, result: Result<()>| {
-            failures.extend(result.err().map(|error| format!("{name}: {error}")));
-        };
-        let acknowledged = loss.conduct(near, far, &mut kill, &mut report).unwrap();
-        (failures, acknowledged)
+        // An end that answers with something else ends the check. Its failure is in the results.
+        let _ = loss.conduct(&mut ends, &mut kill, &mut results);
+        (results.failures(), results.payload)
     }
 
-    fn loss(part: Part, amid: Amid) -> Loss {
+    fn loss(part: RdmaPart, amid: RdmaLoad) -> Loss {
         Loss { part, amid }
     }
 
     #[test]
     fn loss_that_ends_all_requests_rightly_passes() {
         for part in ALL {
-            for amid in [Amid::Writes, Amid::Reads, Amid::Sends] {
+            for amid in [RdmaLoad::Writes, RdmaLoad::Reads, RdmaLoad::Sends] {
                 let loss = loss(part, amid);
                 let dead = Flaw::Dead(loss.status());
                 let failures = failures(loss, None, Some(dead));
@@ -403,11 +387,11 @@ mod tests {
     #[test]
     fn acknowledged_bytes_are_those_of_requests_that_succeeded() {
         for (amid, bytes) in [
-            (Amid::Writes, slots::SIZE),
-            (Amid::Reads, slots::SIZE),
-            (Amid::Sends, MESSAGE),
+            (RdmaLoad::Writes, slots::SIZE),
+            (RdmaLoad::Reads, slots::SIZE),
+            (RdmaLoad::Sends, MESSAGE),
         ] {
-            let it = loss(Part::Fabric, amid);
+            let it = loss(RdmaPart::Fabric, amid);
             let (_, acknowledged) = conducted(it, None, Some(Flaw::Dead(it.status())));
             // The fake executes the requests that are in progress before the loss.
             let requests = BEFORE + u64::from(DEPTH);
@@ -420,13 +404,16 @@ mod tests {
 
     #[test]
     fn messages_that_an_end_does_not_take_are_refused() {
-        for (amid, is_refused) in [(Amid::Writes, false), (Amid::Sends, true)] {
-            let (near, mut far) = FakeEnd::pair(Loss::bytes());
+        for (amid, is_refused) in [(RdmaLoad::Writes, false), (RdmaLoad::Sends, true)] {
+            let (near, mut far) = FakeEnd::pair(slots::bytes().into());
             far.take_messages_of(MESSAGE - 1);
             let mut died = || Err(io::ErrorKind::Other.into());
-            let [near, far] = [near, far].map(Server::new);
-            let conducted = loss(Part::Fabric, amid).conduct(near, far, &mut died, &mut |_, _| {});
-            let error = conducted.err().map(|error| error.to_string());
+            let [mut near, mut far] = [near, far].map(Server::new);
+            let mut ends = Ends::connect(&mut near, &mut far).unwrap();
+            let loss = loss(RdmaPart::Fabric, amid);
+            let error = loss
+                .conduct(&mut ends, &mut died, &mut Results::default())
+                .err();
             let wanted =
                 "messages have 8928 bytes, and the far end takes 8927: have it write or read";
             assert_eq!(error.as_deref(), is_refused.then_some(wanted));
@@ -435,8 +422,8 @@ mod tests {
 
     #[test]
     fn request_that_ends_otherwise_fails_the_check() {
-        for amid in [Amid::Writes, Amid::Reads, Amid::Sends] {
-            let it = loss(Part::Fabric, amid);
+        for amid in [RdmaLoad::Writes, RdmaLoad::Reads, RdmaLoad::Sends] {
+            let it = loss(RdmaPart::Fabric, amid);
             for (before, after, wanted) in [
                 (None, None, "256 requests have succeeded"),
                 (
@@ -462,7 +449,7 @@ mod tests {
 
     #[test]
     fn request_that_succeeds_afterwards_fails_the_check() {
-        let it = loss(Part::Fabric, Amid::Writes);
+        let it = loss(RdmaPart::Fabric, RdmaLoad::Writes);
         // The requests that are posted until the first one fails.
         let posted = BEFORE + 2 * u64::from(DEPTH);
         let revived = Flaw::DeadBelow(posted, it.status());
@@ -475,38 +462,38 @@ mod tests {
         let dead = |it: Loss| Some(Flaw::Dead(it.status()));
         for (amid, part, before, wanted) in [
             (
-                Amid::Writes,
-                Part::Peer,
+                RdmaLoad::Writes,
+                RdmaPart::Peer,
                 Flaw::MovesNothing,
                 "the target has all acknowledged data: end: byte 0",
             ),
             (
-                Amid::Reads,
-                Part::Target,
+                RdmaLoad::Reads,
+                RdmaPart::Target,
                 Flaw::MovesNothing,
                 "the target has all acknowledged data: end: byte 0",
             ),
             (
-                Amid::Writes,
-                Part::Fabric,
+                RdmaLoad::Writes,
+                RdmaPart::Fabric,
                 Flaw::LastByte,
                 "the target has all acknowledged data: end: byte 65535",
             ),
             (
-                Amid::Writes,
-                Part::Target,
+                RdmaLoad::Writes,
+                RdmaPart::Target,
                 Flaw::ChangesSource,
                 "the source is untouched: end: byte 0",
             ),
             (
-                Amid::Sends,
-                Part::Target,
+                RdmaLoad::Sends,
+                RdmaPart::Target,
                 Flaw::ChangesSource,
                 "the source is untouched: end: byte 0",
             ),
             (
-                Amid::Sends,
-                Part::Source,
+                RdmaLoad::Sends,
+                RdmaPart::Source,
                 Flaw::OneByteMore,
                 "nothing but the messages has changed: end: byte 0",
             ),
@@ -538,7 +525,7 @@ mod tests {
                 "message 0 was acknowledged, and did not arrive",
             ),
         ] {
-            let it = loss(Part::Fabric, Amid::Sends);
+            let it = loss(RdmaPart::Fabric, RdmaLoad::Sends);
             let failures = failures(it, Some(flaw), Some(Flaw::Dead(it.status()))).concat();
             assert!(failures.contains(wanted), "{flaw:?}: {failures}");
         }
@@ -546,7 +533,7 @@ mod tests {
 
     #[test]
     fn fault_of_receives_that_are_to_be_held_is_told_afterwards() {
-        let it = loss(Part::Peer, Amid::Sends);
+        let it = loss(RdmaPart::Peer, RdmaLoad::Sends);
         let dead = Flaw::Dead(it.status());
         // The far end meets it before the near one has the completions that it waits for, and is
         // told to hold afterwards.
@@ -558,7 +545,7 @@ mod tests {
 
     #[test]
     fn failure_lasts_until_requests_are_started_again() {
-        let (mut near, mut far) = FakeEnd::pair(Loss::bytes());
+        let (mut near, mut far) = FakeEnd::pair(slots::bytes().into());
         let address = |end: &mut FakeEnd| match end.ask(&Command::Address).unwrap() {
             Answer::Address(address) => address,
             other => panic!("{other:?}"),
@@ -568,7 +555,7 @@ mod tests {
         far.ask(&Command::Connect(addresses[0])).unwrap();
         let flaw = near.flaw();
         let mut server = Server::new(near);
-        let (writes, _) = loss(Part::Peer, Amid::Writes).workloads(1);
+        let (writes, _) = loss(RdmaPart::Peer, RdmaLoad::Writes).workloads(1);
         let mut ask = |command| {
             let command = Command::Workload(command);
             server.ask(&command).unwrap()
@@ -587,7 +574,7 @@ mod tests {
 
     #[test]
     fn receives_must_fail_where_their_memory_has_died() {
-        let it = loss(Part::Target, Amid::Sends);
+        let it = loss(RdmaPart::Target, RdmaLoad::Sends);
         let asked = Asked {
             posted: 2,
             failed: vec![1],
@@ -608,11 +595,11 @@ mod tests {
     #[test]
     fn pairs_that_are_left_have_nothing_of_the_part() {
         for part in ALL {
-            let left = part.left();
+            let left = left(part);
             let has = |pair| left.contains(&pair);
             assert!(has([Side::Near, Side::Near]), "{part:?}");
-            assert_eq!(has([Side::Far, Side::Far]), part != Part::Peer);
-            let joined = !matches!(part, Part::Peer | Part::Fabric);
+            assert_eq!(has([Side::Far, Side::Far]), part != RdmaPart::Peer);
+            let joined = !matches!(part, RdmaPart::Peer | RdmaPart::Fabric);
             assert_eq!(has([Side::Near, Side::Far]), joined, "{part:?}");
         }
     }

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Status, WorkloadCommand, WorkloadOutcome};
+use crate::load::{WorkloadCommand, WorkloadOutcome};
+use crate::status::Status;
 
 /// The address of an end for the other one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,6 +168,40 @@ impl PairState {
     pub const ALL: [Self; 4] = [Self::New, Self::Initialized, Self::Stopped, Self::Gone];
 }
 
+/// Tests of an end that need no other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OwnTests {
+    /// Requests of its program that its adapter must refuse, with memory of the guest.
+    Requests,
+    /// Memory of its GPU that its adapter's driver must not register.
+    Registrations,
+    /// Completion queues in memory of the kind of its own.
+    Completions,
+    /// The loss of the memory of the queue of [`Command::CompleteWrites`].
+    LostCompletions,
+}
+
+/// The results of an end's own tests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnResults {
+    /// Each with its name.
+    pub tests: Vec<Tested>,
+    /// Number of completions that its adapter has written to queues in memory of the end.
+    pub completions: u64,
+}
+
+/// The result of a test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tested {
+    /// Its name.
+    pub name: String,
+    /// The reason why it failed, if it did.
+    pub failure: Option<String>,
+}
+
 /// A command of a conductor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -253,6 +288,11 @@ pub enum Command {
     Pair(PairState),
     /// Execute a command about spare memory.
     Spare(SpareCommand),
+    /// Run tests that need no other end. Answered by [`Answer::Tested`].
+    OwnTests(OwnTests),
+    /// Complete writes, one after the other, in a queue in memory of the kind of its own, until that
+    /// memory is lost. Answered once some have completed; they continue between commands.
+    CompleteWrites,
     /// Execute a command about requests that it keeps in progress. [`crate::Server`] does so for
     /// any end.
     Workload(WorkloadCommand),
@@ -306,6 +346,8 @@ pub enum Answer {
     Spare(Spare),
     /// The number of a spare queue pair.
     Pair(u32),
+    /// The results of its own tests.
+    Tested(OwnResults),
     /// The outcome of the requests that it kept in progress.
     Outcome(WorkloadOutcome),
     /// The memory does not have the expected content.

@@ -1,9 +1,15 @@
-//! Requests that an adapter must refuse to another end.
+//! `rdma-refused`: requests that an adapter must refuse.
 
-use crate::{
-    Address, Answer, Command, Completed, End, Ends, Error, MARGIN, Operation, PairState, Result,
-    Rights, Side, Span, Spare, SpareCommand, Status, Way,
+use peerbar_report::{PayloadFlow, RdmaMemory, RdmaRefused};
+
+use crate::conductor::{EndSpec, Permitted, Results, Site, Step, TwoEnds, between, counted};
+use crate::ends::{Ends, MARGIN, Side, Way};
+use crate::error::{Error, Result};
+use crate::message::{
+    Address, Answer, Command, Completed, Operation, OwnTests, PairState, Rights, Span, Spare,
+    SpareCommand,
 };
+use crate::status::Status;
 
 /// Bytes of a request.
 const LENGTH: u32 = 512;
@@ -29,47 +35,62 @@ const PART: Span = Span {
     length: LENGTH,
 };
 
-type Check<N, F> = fn(&mut Refusals<N, F>) -> Result<()>;
+type Check<'e, 'a> = fn(&mut Refusals<'e, 'a>) -> Result<()>;
 
-/// Bytes that the far end's adapter was permitted to move with its memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Permitted {
-    /// To its memory.
-    pub written: u64,
-    /// From it.
-    pub read: u64,
+impl TwoEnds for RdmaRefused {
+    fn ends(&self) -> [EndSpec<'_>; 2] {
+        [
+            EndSpec::new(&self.nic, RdmaMemory::GuestRam),
+            EndSpec::new(self.asked(), self.memory()),
+        ]
+    }
+
+    fn conduct(&self, site: &mut dyn Site, results: &mut Results) -> Step<()> {
+        between(site, self.ends(), BYTES.into(), |site, ends| {
+            counted(site, |_| refuse_all(ends, self.gpu.is_some(), results))
+        })
+    }
+
+    fn judge_flows(
+        &self,
+        flows: &[PayloadFlow],
+        _uncounted: &[&str],
+        results: &Results,
+    ) -> Step<()> {
+        let Permitted { written, read } = results.permitted;
+        self.judge(flows, written, read)
+    }
 }
 
 /// A requester, and the end that must refuse.
-struct Refusals<N, F> {
-    ends: Ends<N, F>,
+struct Refusals<'e, 'a> {
+    ends: &'e mut Ends<'a>,
     far: Address,
     permitted: Permitted,
 }
 
-/// Bytes of memory that each end of [`refuse`] needs.
-pub const REFUSE_BYTES: u64 = BYTES as u64;
+/// Tests the requests of the near end's own program, those to the far one, and, if `of_gpu` is set,
+/// the registration of the far one's memory.
+fn refuse_all(ends: &mut Ends<'_>, of_gpu: bool, results: &mut Results) -> Step<()> {
+    results.add_own(ends.own_tests(Side::Near, OwnTests::Requests))?;
+    refuse(ends, of_gpu, results)?;
+    if of_gpu {
+        results.add_own(ends.own_tests(Side::Far, OwnTests::Registrations))?;
+    }
+    Ok(())
+}
 
-/// Makes `near` send requests to `far`, which has memory of a GPU if `of_gpu` is set, that it must
-/// refuse. After each refusal no byte may have changed, and the adapters must continue to work.
-/// `report` gets each result. Returns the permitted bytes.
-///
-/// # Errors
-/// The reason why requests cannot be made.
-pub fn refuse<N: End, F: End>(
-    near: N,
-    far: F,
-    of_gpu: bool,
-    report: &mut dyn FnMut(&str, Result<()>),
-) -> Result<Permitted> {
-    let ends = Ends::connect(near, far)?;
+/// Makes the near end send requests to the far one, which has memory of a GPU if `of_gpu` is set,
+/// that it must refuse. After each refusal no byte may have changed, and the adapters must continue
+/// to work.
+fn refuse(ends: &mut Ends<'_>, of_gpu: bool, results: &mut Results) -> Step<()> {
     let [_, far] = ends.addresses();
     let mut it = Refusals {
         ends,
         far,
         permitted: Permitted::default(),
     };
-    let checks: [(&str, Check<N, F>); 9] = [
+    let checks: [(&str, Check<'_, '_>); 9] = [
         ("write without the right", Refusals::write_without_the_right),
         ("read without the right", Refusals::read_without_the_right),
         ("guessed remote keys", Refusals::guessed_keys),
@@ -83,20 +104,22 @@ pub fn refuse<N: End, F: End>(
             Refusals::too_long,
         ),
     ];
-    let of_gpus: [(&str, Check<N, F>); 2] = [
+    let of_gpus: [(&str, Check<'_, '_>); 2] = [
         ("buffer that is freed", Refusals::freed),
         ("revoke of a pinned buffer", Refusals::revoked),
     ];
     let of_gpus = of_gpus.into_iter().filter(|_| of_gpu);
+    let mut usable = Ok(());
     for (name, check) in checks.into_iter().chain(of_gpus) {
-        report(name, it.refuses(check));
+        usable = usable.and(results.check(name, it.refuses(check)));
     }
-    Ok(it.permitted)
+    results.permitted = it.permitted;
+    usable
 }
 
-impl<N: End, F: End> Refusals<N, F> {
+impl<'e, 'a> Refusals<'e, 'a> {
     /// Checks that the requests of `check` are refused, change no byte, and harm neither adapter.
-    fn refuses(&mut self, check: Check<N, F>) -> Result<()> {
+    fn refuses(&mut self, check: Check<'e, 'a>) -> Result<()> {
         let whole = Span {
             offset: 0,
             length: BYTES,
@@ -409,31 +432,29 @@ mod tests {
     use super::*;
     use crate::fake::{FakeEnd, Flaw};
 
-    /// Returns the failures with this flaw of the requester's adapter, and the number of results.
-    fn failures(flaw: Option<Flaw>) -> (Vec<String>, usize) {
-        let (near, far) = FakeEnd::pair(BYTES.into());
+    /// Returns the results with this flaw of the adapters.
+    fn results(flaw: Option<Flaw>, of_gpu: bool) -> Results {
+        let (mut near, mut far) = FakeEnd::pair(BYTES.into());
         near.flaw().set(flaw);
         far.flaw().set(flaw);
-        let (mut failures, mut results) = (Vec::new(), 0);
-        let mut report = |name: &str, result: Result<()>| {
-            results += 1;
-            failures.extend(result.err().map(|error| format!("{name}: {error}")));
-        };
-        refuse(near, far, true, &mut report).unwrap();
-        (failures, results)
+        let mut ends = Ends::connect(&mut near, &mut far).unwrap();
+        let mut results = Results::default();
+        // An end that answers with something else ends the check. Its failure is in the results.
+        let _ = refuse_all(&mut ends, of_gpu, &mut results);
+        results
     }
 
     #[test]
     fn adapter_that_refuses_everything_passes() {
-        assert_eq!(failures(None), (Vec::new(), 11));
+        let results = results(None, true);
+        assert_eq!((results.failures().len(), results.subtests.len()), (0, 13));
     }
 
     #[test]
     fn transfers_after_refusals_and_writes_to_pinned_memory_pass() {
         let length = u64::from(LENGTH);
         for (of_gpu, written, read) in [(false, 19, 9), (true, 25, 11)] {
-            let (near, far) = FakeEnd::pair(BYTES.into());
-            let permitted = refuse(near, far, of_gpu, &mut |_, _| {}).unwrap();
+            let permitted = results(None, of_gpu).permitted;
             let wanted = Permitted {
                 written: written * length,
                 read: read * length,
@@ -482,8 +503,9 @@ mod tests {
                 Flaw::LosesPinned,
                 "buffer that is freed,revoke of a pinned buffer",
             ),
+            (Flaw::FailsOwnTests, "Requests,Registrations"),
         ] {
-            let (failures, _) = failures(Some(flaw));
+            let failures = results(Some(flaw), true).failures();
             let names: Vec<&str> = failures
                 .iter()
                 .filter_map(|line| line.split(": ").next())
@@ -495,11 +517,8 @@ mod tests {
             (Flaw::RefusedWritesByte, "far end"),
             (Flaw::RefusedWritesSpare, "far end"),
         ] {
-            let (failures, results) = failures(Some(flaw));
-            assert!(
-                !failures.is_empty() && failures.len() <= results,
-                "{flaw:?}"
-            );
+            let failures = results(Some(flaw), true).failures();
+            assert!(!failures.is_empty(), "{flaw:?}");
             assert!(
                 failures.iter().all(|line| line.contains(side)),
                 "{flaw:?}: {failures:?}"

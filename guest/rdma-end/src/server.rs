@@ -4,9 +4,13 @@ use std::io::{BufRead, Write};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread;
 
+use crate::end::End;
+use crate::error::{Result, in_one_line};
 use crate::line::{read, write};
-use crate::workload::{Running, WorkloadError};
-use crate::{Answer, Command, End, Result, Workload, WorkloadCommand, in_one_line};
+use crate::load::{Workload, WorkloadCommand};
+use crate::message::{Answer, Command};
+use crate::workload::Running;
+use crate::workload_error::WorkloadError;
 
 /// An end that executes [`Command::Workload`] by the other commands of `E`.
 pub struct Server<E> {
@@ -29,7 +33,7 @@ impl<E: End> Server<E> {
 
     /// Takes a completion of the requests in progress, if there is one. Returns `false` if none can
     /// come.
-    pub(crate) fn go_on(&mut self) -> bool {
+    fn poll(&mut self) -> bool {
         let Some(running) = &mut self.running else {
             return false;
         };
@@ -69,6 +73,10 @@ impl<E: End> Server<E> {
 }
 
 impl<E: End> End for Server<E> {
+    fn go_on(&mut self) -> bool {
+        self.poll() || self.end.go_on()
+    }
+
     fn ask(&mut self, command: &Command) -> Result<Answer> {
         let Command::Workload(command) = command else {
             return self.end.ask(command);

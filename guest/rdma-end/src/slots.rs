@@ -2,10 +2,12 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
-use crate::workload::{DEPTH, WorkloadError};
-use crate::{Command, Content, End, MARGIN, Result, Span, done};
+use crate::end::{End, done};
+use crate::ends::MARGIN;
+use crate::error::Result;
+use crate::load::{DEPTH, Written};
+use crate::message::{Command, Content, Span};
+use crate::workload_error::WorkloadError;
 
 /// Size of a slot in bytes.
 pub(crate) const SIZE: u32 = 64 << 10;
@@ -25,16 +27,6 @@ pub(crate) struct Request {
     pub(crate) source: u32,
     /// The slot that it writes.
     pub(crate) target: u32,
-}
-
-/// The last requests to a slot of the target, by their sources' numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Written {
-    /// The last one that succeeded.
-    last: Option<u32>,
-    /// A later one, which failed.
-    failed: Option<u32>,
 }
 
 /// The slots of both memories. No request writes to a slot of another one in progress, and each

@@ -1,139 +1,14 @@
 //! Requests that an end keeps in progress, one following another, while a part of the transfer is
 //! lost.
 
-use serde::{Deserialize, Serialize};
-use thiserror::Error as ThisError;
-
 use crate::arrivals::{Arrivals, Message};
-use crate::slots::{self, SIZE, Slots, Written};
-use crate::{Answer, Command, Completed, END, End, Error, Operation, Status, done};
-
-/// Number of requests in progress.
-pub const DEPTH: u32 = 16;
-/// Bytes of a message: the most that the adapter accepts.
-pub(crate) const MESSAGE: u32 = 8928;
-/// Limit of the requests that may succeed: the loss comes sooner.
-const MOST: u64 = if cfg!(test) { 1 << 8 } else { 1 << 20 };
-
-/// The kind of requests that an end keeps in progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Requests {
-    /// Writes from its memory to that of the other end.
-    Writes,
-    /// Reads of the other end's memory.
-    Reads,
-    /// Messages to receives of the other end.
-    Sends,
-    /// Receives, whose messages it compares as they arrive.
-    Receives,
-    /// Receives, whose messages it cannot compare, since its memory is lost.
-    ReceivesUnseen,
-}
-
-/// Requests, and the way in which they may end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Workload {
-    /// Their kind.
-    pub(crate) requests: Requests,
-    /// The seed of the contents.
-    pub(crate) seed: u64,
-    /// The status of requests that fail, if any may.
-    pub(crate) failure: Option<Status>,
-}
-
-/// A conductor's command about requests that an end keeps in progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum WorkloadCommand {
-    /// Begin. Requests continue between commands, until one fails.
-    Start(Workload),
-    /// Answer once this number of requests have succeeded.
-    Succeed {
-        /// The number.
-        count: u64,
-    },
-    /// Post no more receives.
-    Hold,
-    /// For requests: continue until one fails, wait until all others end, and make one more fail.
-    /// For receives: take those that have arrived, and with `flush` stop the queue pair and wait
-    /// until all of them end. Answered by [`Answer::Outcome`].
-    Finish {
-        /// `true` to flush receives.
-        flush: bool,
-    },
-}
-
-/// The outcome of the requests that an end kept in progress.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum WorkloadOutcome {
-    /// Of requests.
-    Asked(Asked),
-    /// Of receives.
-    Received(Arrivals),
-}
-
-/// The outcome of the requests of a requester.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Asked {
-    /// Number of requests. Their numbers are those below it.
-    pub(crate) posted: u64,
-    /// The numbers of the failed requests.
-    pub(crate) failed: Vec<u64>,
-    /// The expected content of the slots of the target.
-    pub(crate) written: Vec<Written>,
-}
-
-impl Asked {
-    /// Returns the number of requests that succeeded.
-    pub(crate) fn succeeded(&self) -> u64 {
-        let failed = u64::try_from(self.failed.len()).unwrap_or(u64::MAX);
-        self.posted.saturating_sub(failed)
-    }
-}
-
-/// A mistake in requests that an end kept in progress.
-#[derive(Debug, ThisError)]
-pub(crate) enum WorkloadError {
-    #[error("all slots are in use")]
-    AllInUse,
-    #[error("request {id} completed, and is not in progress")]
-    NotInProgress { id: u64 },
-    #[error("request {id} ended with {status}, not with {}", wanted.unwrap_or(Status::SUCCESS))]
-    OtherStatus {
-        id: u64,
-        status: Status,
-        wanted: Option<Status>,
-    },
-    #[error("receive {id} ended with {status}")]
-    ReceiveFailed { id: u64, status: Status },
-    #[error("a request failed before anything died")]
-    Early,
-    #[error("{MOST} requests have succeeded, and none has failed since the death was asked for")]
-    NoneFailed,
-    #[error("a request succeeds after all others failed")]
-    Afterwards,
-    #[error("receive {id} completed as no message of a sender here: {completed}")]
-    NoMessage { id: u64, completed: String },
-    #[error("message {id} was received twice")]
-    Twice { id: u64 },
-    #[error("message {id} is too far ahead of the others")]
-    FarAhead { id: u64 },
-    #[error("message {id} in slot {slot}")]
-    Torn {
-        id: u64,
-        slot: u32,
-        #[source]
-        source: Error,
-    },
-    #[error("nothing is in progress: start first")]
-    NotStarted,
-    #[error("cannot ask the end")]
-    End(#[from] Error),
-}
+use crate::end::{END, End, done};
+use crate::error::Error;
+use crate::load::{Asked, DEPTH, MESSAGE, Requests, Workload, WorkloadOutcome};
+use crate::message::{Answer, Command, Completed, Operation};
+use crate::slots::{self, SIZE, Slots};
+use crate::status::Status;
+use crate::workload_error::{MOST, WorkloadError};
 
 /// Result of an operation on requests in progress.
 pub(crate) type Result<T> = std::result::Result<T, WorkloadError>;

@@ -1,17 +1,13 @@
 //! The checks of the program, and the memory that they use.
 
-pub(crate) mod chain;
 pub(crate) mod completions;
 pub(crate) mod completions_lost;
 pub(crate) mod counters;
 pub(crate) mod end;
-pub(crate) mod end_process;
-pub(crate) mod lost;
 pub(crate) mod memory;
 pub(crate) mod probe;
 pub(crate) mod rate;
 pub(crate) mod refusals;
-pub(crate) mod refused;
 pub(crate) mod report;
 pub(crate) mod spare;
 pub(crate) mod transfers;

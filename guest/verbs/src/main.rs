@@ -5,20 +5,15 @@
 
 mod checks;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use peerbar_rdma_end::{Amid, Loss, Part};
 
 use crate::checks::memory::MemoryKind;
 use crate::checks::rate::Kind;
 use crate::checks::report::Report;
-use crate::checks::{
-    chain, completions, completions_lost, counters, end, lost, probe, rate, refusals, refused,
-    transfers, vram,
-};
+use crate::checks::{counters, end, probe, rate, transfers};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -107,54 +102,7 @@ enum Check {
         to: MemoryKind,
         /// Sizes of the transfers in bytes.
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
-        sizes: Vec<u32>,
-    },
-    /// Move the start of a disk through a GPU, two adapters and another GPU to another disk.
-    Chain {
-        /// The kernel's name of the first disk's adapter.
-        #[arg(long, value_name = "DEVICE")]
-        nic: String,
-        /// The number of the device file of the first disk's GPU.
-        #[arg(long, value_name = "NUMBER")]
-        gpu: u32,
-        /// The first disk's block device.
-        #[arg(long, value_name = "PATH")]
-        source: PathBuf,
-        /// The kernel's name of the second disk's adapter.
-        #[arg(long, value_name = "DEVICE")]
-        peer: String,
-        /// The number of the device file of the second disk's GPU.
-        #[arg(long, value_name = "NUMBER")]
-        peer_gpu: u32,
-        /// The second disk's block device.
-        #[arg(long, value_name = "PATH")]
-        target: PathBuf,
-        /// Sizes of the transfers in bytes, which follow each other on the disks. All of them are
-        /// made twice.
-        #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
-        sizes: Vec<u32>,
-    },
-    /// Let one adapter write to another's memory, read it, or send to it, until a part of the
-    /// transfer is lost, then try the rest.
-    Lost {
-        /// The kernel's name of the requester's adapter.
-        #[arg(long, value_name = "DEVICE")]
-        nic: String,
-        /// The kernel's name of the other adapter.
-        #[arg(long, value_name = "DEVICE")]
-        peer: String,
-        /// The memory of the requester: `host`, or the number of a GPU's device file.
-        #[arg(long, value_name = "MEMORY")]
-        from: MemoryKind,
-        /// The memory of the other adapter.
-        #[arg(long, value_name = "MEMORY")]
-        to: MemoryKind,
-        /// The part that is lost once the line "# under load" is printed.
-        #[arg(long, value_name = "PART")]
-        loses: Part,
-        /// Kind of the requests.
-        #[arg(long, value_name = "REQUESTS", default_value_t = Amid::Writes)]
-        by: Amid,
+        sizes: Vec<u64>,
     },
     /// Let an adapter count completed work requests in words of memory, and compare them. Requires
     /// Linux 7.3.
@@ -165,30 +113,6 @@ enum Check {
         /// The memory of the words: `host`, or the number of a GPU's device file.
         #[arg(long, value_name = "MEMORY")]
         memory: MemoryKind,
-    },
-    /// Put completion queues into a buffer, and poll them there. Requires Linux 7.3.
-    Completions {
-        /// The kernel's name of the adapter.
-        #[arg(long, value_name = "DEVICE")]
-        nic: String,
-        /// The memory of the queues: `host`, or the number of a GPU's device file.
-        #[arg(long, value_name = "MEMORY")]
-        memory: MemoryKind,
-        /// Expect the loss of the memory once the line "# under load" is printed.
-        #[arg(long)]
-        loses: bool,
-    },
-    /// Send an adapter requests that it must refuse.
-    Refused {
-        /// The kernel's name of the adapter.
-        #[arg(long, value_name = "DEVICE")]
-        nic: String,
-        /// The kernel's name of the responder's adapter, if it is another one.
-        #[arg(long, value_name = "DEVICE")]
-        peer: Option<String>,
-        /// The number of the device file of a GPU whose memory the responder uses.
-        #[arg(long, value_name = "NUMBER")]
-        gpu: Option<u32>,
     },
 }
 
@@ -242,50 +166,6 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             to,
             sizes,
         } => transfers::run(&nic, &peer, [from, to], &sizes, report),
-        Check::Chain {
-            nic,
-            gpu,
-            source,
-            peer,
-            peer_gpu,
-            target,
-            sizes,
-        } => {
-            let side = |nic, gpu, disk| chain::Side { nic, gpu, disk };
-            let (near, far) = (side(nic, gpu, source), side(peer, peer_gpu, target));
-            chain::run(&near, &far, &sizes, report)
-        }
-        Check::Lost {
-            nic,
-            peer,
-            from,
-            to,
-            loses,
-            by,
-        } => {
-            let loss = Loss {
-                part: loses,
-                amid: by,
-            };
-            lost::run(&nic, &peer, [from, to], loss, report)
-        }
         Check::Counters { nic, memory } => counters::run(&nic, memory, report),
-        Check::Completions {
-            nic,
-            memory,
-            loses: false,
-        } => completions::run(&nic, memory, report),
-        Check::Completions {
-            nic,
-            memory,
-            loses: true,
-        } => completions_lost::run(&nic, memory, report),
-        Check::Refused { nic, peer, gpu } => {
-            let peer = peer.as_ref().unwrap_or(&nic);
-            refusals::run(&nic, report)?;
-            let memory = gpu.map_or(MemoryKind::Host, MemoryKind::Vram);
-            refused::run(&nic, peer, memory, report)?;
-            gpu.map_or(Ok(()), |gpu| vram::run(peer, gpu, report))
-        }
     }
 }

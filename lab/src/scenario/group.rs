@@ -4,7 +4,6 @@
 //! Each guest is a separate [`Scenario`], made from the tables that name it and from those that
 //! name no guest. The rest are the checks across guests, and the fabric that joins all adapters.
 
-mod across;
 mod split;
 
 use std::ops::Range;
@@ -12,11 +11,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_nvme::PollPolicy;
+use peerbar_rdma_end::{EndSpec, TWO_ENDED, two_ends};
 use peerbar_report::{Check, CheckTable, Inventory, Rdma};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
-
-pub use across::{AcrossCheck, AcrossEnd};
 
 use super::error::Problem;
 use super::file::File;
@@ -63,8 +61,8 @@ pub struct GroupGuest {
 pub struct GroupCheck {
     /// Its name in the report.
     pub name: String,
-    /// The check.
-    pub check: AcrossCheck,
+    /// The check, which has two ends.
+    pub check: Check,
 }
 
 /// Rejects a file with several guests if a scenario of one is wanted, and a table of an unknown
@@ -296,14 +294,15 @@ fn read_across(
                 format!("a check of the kind `{kind}` belongs to one guest: add {way_out}");
             Problem::new(at.clone(), message)
         };
-        if !AcrossCheck::KINDS.contains(&kind) {
+        if !TWO_ENDED.contains(&kind) {
             return Err(of_one_guest());
         }
         let label = table.label().map(|label| label.get_ref().clone());
-        let check = AcrossCheck::of(table.read(&inventory)?).ok_or_else(of_one_guest)?;
-        fits(&check, guests).map_err(|message| Problem::new(at, message))?;
+        let check = table.read(&inventory)?;
+        let ends = two_ends(&check).ok_or_else(of_one_guest)?;
+        fits(ends.ends(), guests).map_err(|message| Problem::new(at, message))?;
         let name = label.unwrap_or_else(|| {
-            let name = check.check().name();
+            let name = check.name();
             others.push(name.clone());
             name
         });
@@ -314,15 +313,14 @@ fn read_across(
     // Those of the guests come first. They have already been compared with each other.
     let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
     let mut all: Vec<Check> = own.cloned().collect();
-    all.extend(checks.iter().map(|check| check.check.check()));
+    all.extend(checks.iter().map(|check| check.check.clone()));
     lost::refuse(&all, &spans)?;
     Ok(checks)
 }
 
 /// Checks that both ends of a check are in different guests, each with its memory and its disk.
-fn fits(check: &AcrossCheck, guests: &[GroupGuest]) -> Result<(), String> {
+fn fits([near, far]: [EndSpec<'_>; 2], guests: &[GroupGuest]) -> Result<(), String> {
     let of = |name: &str| owner(guests, |guest| has_device(guest, name));
-    let [near, far] = check.ends();
     if of(near.nic) == of(far.nic) {
         return Err(format!(
             "`{}` and `{}` are in one guest: add {}, or name adapters of two",
@@ -331,7 +329,7 @@ fn fits(check: &AcrossCheck, guests: &[GroupGuest]) -> Result<(), String> {
             one_of(guests)
         ));
     }
-    for AcrossEnd { nic, memory, disk } in [near, far] {
+    for EndSpec { nic, memory, disk } in [near, far] {
         let beside = memory.gpu().into_iter().chain(disk);
         for device in beside {
             if of(device) != of(nic) {
@@ -564,7 +562,7 @@ mod tests {
             )
         };
         let group = parse(&chain("d0")).unwrap();
-        let [near, far] = group.checks[0].check.ends();
+        let [near, far] = two_ends(&group.checks[0].check).unwrap().ends();
         assert_eq!((near.nic, near.disk), ("n0", Some("d0")));
         assert_eq!((far.nic, far.memory.gpu()), ("n1", Some("g1")));
         let moved = chain("d0").replace(
@@ -589,7 +587,7 @@ mod tests {
         };
         for name in ["n1", "g0", "fabric"] {
             let group = parse(&format!("{HEAD}{}", lost(name))).unwrap();
-            assert_eq!(group.checks[0].check.check().kills(), Some(name));
+            assert_eq!(group.checks[0].check.kills(), Some(name));
             let error = parse(&format!("{HEAD}{}{ACROSS}", lost(name))).unwrap_err();
             let wanted = format!("the check uses `{name}`, which a check before it loses");
             assert!(error.contains(&wanted), "{error}");
@@ -625,7 +623,7 @@ mod tests {
         };
         let group = check("n1", "n0").unwrap();
         assert_eq!(group.check_names(), ["what n0 must refuse n1, also of g0"]);
-        let [near, far] = group.checks[0].check.ends();
+        let [near, far] = two_ends(&group.checks[0].check).unwrap().ends();
         assert_eq!((near.nic, near.memory.gpu()), ("n1", None));
         assert_eq!((far.nic, far.memory.gpu()), ("n0", Some("g0")));
         let error = check("n0", "n1").unwrap_err();

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use peerbar_lab::exit::Failure;
-use peerbar_lab::scenario::{AcrossCheck, GuestGroup};
-use peerbar_report::{Rdma, RdmaMemory, Verdict};
+use peerbar_lab::scenario::GuestGroup;
+use peerbar_report::{Check, Rdma, RdmaMemory, Verdict};
 
 use super::load::PayloadMemory;
 use super::rig::{CopyLimit, ensure_passed, of_lab, options};
@@ -89,12 +89,12 @@ pub(super) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn check(memory: PayloadMemory) -> AcrossCheck {
+fn check(memory: PayloadMemory) -> Check {
     let memory_of = |gpu: &str| match memory {
         PayloadMemory::Vram => RdmaMemory::Vram(gpu.to_owned()),
         PayloadMemory::GuestRam => RdmaMemory::GuestRam,
     };
-    AcrossCheck::from(Rdma {
+    Check::Rdma(Rdma {
         nic: "nic0".to_owned(),
         peer: "nic1".to_owned(),
         from: memory_of("gpu0"),

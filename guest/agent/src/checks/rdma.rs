@@ -1,71 +1,203 @@
-//! Sends, writes and reads between queue pairs of RDMA adapters.
+//! Checks between two RDMA ends in this guest. Their work is in `peerbar_rdma_end`.
 
-use anyhow::{Context, anyhow, bail, ensure};
-use parking_lot::Mutex;
-use peerbar_report::{Expectation, Measure, ProgramReport, Rdma, RdmaMemory, size_range};
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
 
-use super::expectation::{self, Work};
+use anyhow::{Context, ensure};
+use peerbar_rdma_end::{EndSpec, Moment, Results, Site, StartedEnd, Step, TwoEnds};
+use peerbar_report::{
+    CheckKind, Measure, Rdma, RdmaChain, RdmaCompletions, RdmaLost, RdmaMemory, RdmaRefused,
+};
+
 use super::{CheckOutcome, Run};
+use crate::counters::{Begun, TrafficWatch};
+use crate::end_process::EndProcess;
+use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::tools::{Ran, ToolCommand};
+use crate::kmsg::Expected;
+use crate::tools::{ToolCommand, Tools};
+use crate::watchdog;
 
 /// The folder where the launcher puts the programs of this project.
 const FOLDER: &str = "/opt/peerbar";
-/// Start of the line in which the program reports its payload.
-const PAYLOAD: &str = "# payload ";
-/// The line with which it reports that requests are in progress.
-const UNDER_LOAD: &str = "# under load";
 
-impl Run for Rdma {
+/// Runs checks between two ends by their conductor, and judges them by the devices' payload.
+macro_rules! between_ends {
+    ($($kind:ty,)*) => {$(
+        impl Run for $kind {
+            fn run(
+                &self,
+                guest: &GuestContext,
+                measure: &mut Measure,
+            ) -> anyhow::Result<CheckOutcome> {
+                let Some(conducted) = Conducted::of(self, guest)? else {
+                    return Ok(CheckOutcome::without_tools());
+                };
+                conducted.judge(self, measure)
+            }
+
+            fn expected_log(&self) -> Expected<'_> {
+                Expected {
+                    warnings: CheckKind::warnings(self),
+                    ..Expected::default()
+                }
+            }
+        }
+    )*};
+}
+
+between_ends! { Rdma, RdmaChain, RdmaLost, RdmaRefused, }
+
+impl Run for RdmaCompletions {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
-        let (nic, peer) = (guest.nic(&self.nic)?, guest.nic(&self.peer)?);
-        let sizes: Vec<String> = self.sizes.iter().map(u64::to_string).collect();
-        let arguments = [
-            ("--nic", nic.device.clone()),
-            ("--peer", peer.device.clone()),
-            ("--from", memory(guest, &self.from)?),
-            ("--to", memory(guest, &self.to)?),
-            ("--sizes", sizes.join(",")),
-        ];
-        measure.sizes = size_range(&self.sizes);
-        let output = match run(guest, "transfer", &arguments, self.seconds, measure)? {
-            CheckOutcome::Said(output) => output,
-            other => return Ok(other),
+        let number = guest.nic(&self.nic)?.number;
+        let Some(Conducted { results, watch }) = Conducted::of(self, guest)? else {
+            return Ok(CheckOutcome::without_tools());
         };
-        let (payload, seconds) = payload(&output)?;
-        (measure.bytes, measure.seconds) = (payload, seconds);
-        let judged = self.judge(&measure.flows, payload);
-        judged.map_err(|message| anyhow!(message))?;
+        if !self.loses {
+            watch.write_completions_to(measure, number, self.memory.gpu().is_some());
+        }
+        passed(&results, measure)?;
+        // The number of completions before the GPU died is not known.
+        if !self.loses {
+            let written = watch.traffic()?.completion_bytes(number);
+            let judged = self.judge(results.completions, written);
+            judged.map_err(anyhow::Error::msg)?;
+        }
         Ok(CheckOutcome::Passed)
     }
 }
 
-/// Runs a command of the verbs program, and returns its output.
-pub(super) fn run(
-    guest: &GuestContext,
-    command: &str,
-    arguments: &[(&str, String)],
-    seconds: Option<u32>,
-    measure: &mut Measure,
-) -> anyhow::Result<CheckOutcome> {
-    let Some(tools) = guest.tools()? else {
-        return Ok(CheckOutcome::without_tools());
-    };
-    let tool = tool_command(command, arguments);
-    let shown = format!("{} {}", tool.program, tool.arguments.join(" "));
-    let expected = Expectation {
-        show: true,
-        ..Expectation::default()
-    };
-    let work = Work {
-        what: "the program",
-        shown: &shown,
-        expected: &expected,
-        seconds,
-    };
-    expectation::run(guest, &work, measure, |limit| {
-        tools.run_program(&tool, limit, |line| guest.show(line))
-    })
+/// A check that has been conducted, and the devices' counters during the part that is judged.
+struct Conducted<'a> {
+    results: Results,
+    watch: TrafficWatch<'a>,
+}
+
+impl<'a> Conducted<'a> {
+    /// Conducts `check`. Returns `None` if the guest has no tools root.
+    fn of(
+        check: &(impl TwoEnds + CheckKind),
+        guest: &'a GuestContext,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(tools) = guest.tools()? else {
+            return Ok(None);
+        };
+        let free = match check.kills() {
+            Some(_) => Vec::new(),
+            None => free_vram(check, guest)?,
+        };
+        let limit = guest.limit(check.seconds());
+        let mut site = GuestSite {
+            guest,
+            tools,
+            deadline: Instant::now() + limit,
+            late: format!("the check {}", watchdog::too_slow(limit, check.seconds())),
+            watch: TrafficWatch::new(guest),
+            begun: None,
+            loses: check.kills(),
+        };
+        let mut results = Results::of(check, &mut site);
+        if results.failure.is_none() {
+            let kept = free.into_iter();
+            let mut kept = kept.map(|(gpu, before)| gpu.check_free_vram(before));
+            let lost = kept.find_map(Result::err);
+            results.failure = lost.map(|error| format!("{error:#}"));
+        }
+        Ok(Some(Self {
+            results,
+            watch: site.watch,
+        }))
+    }
+
+    /// Judges the results of `check`, and the payload that the devices counted.
+    fn judge(&self, check: &dyn TwoEnds, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
+        let Self { results, watch } = self;
+        watch.write_to(measure);
+        results.write_to(measure, check);
+        passed(results, measure)?;
+        let judged = check.judge_flows(&watch.flows()?, &watch.uncounted(), results);
+        judged.map_err(anyhow::Error::msg)?;
+        Ok(CheckOutcome::Passed)
+    }
+}
+
+/// Fails if one of the results is a failure.
+fn passed(results: &Results, measure: &mut Measure) -> anyhow::Result<()> {
+    measure.subtests.clone_from(&results.subtests);
+    let failures = results.failures();
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
+}
+
+/// Returns the free bytes of each GPU whose memory the ends use. A window shows only a part of its
+/// GPU's memory.
+fn free_vram<'g>(
+    check: &dyn TwoEnds,
+    guest: &'g GuestContext,
+) -> anyhow::Result<Vec<(&'g Gpu, u64)>> {
+    let ends = check.ends();
+    let gpus = ends.iter().filter_map(|end| end.memory.gpu());
+    let gpus = gpus.map(|gpu| guest.gpu(gpu));
+    let gpus = gpus.filter(|gpu| !gpu.as_ref().is_ok_and(|gpu| gpu.window));
+    gpus.map(|gpu| gpu.and_then(|gpu| Ok((gpu, gpu.free_vram()?))))
+        .collect()
+}
+
+/// This guest, which has both ends.
+struct GuestSite<'g, 'c> {
+    guest: &'g GuestContext,
+    tools: Tools,
+    deadline: Instant,
+    /// The reason why an end is abandoned at the deadline.
+    late: String,
+    watch: TrafficWatch<'g>,
+    begun: Option<Begun>,
+    loses: Option<&'c str>,
+}
+
+impl GuestSite<'_, '_> {
+    fn start(&self, end: &EndSpec<'_>, bytes: u64) -> anyhow::Result<EndProcess> {
+        let options = [
+            ("--nic", self.guest.nic(end.nic)?.device),
+            ("--memory", memory(self.guest, &end.memory)?),
+            ("--size", bytes.to_string()),
+        ];
+        let command = self.tools.command(&tool_command("end", &options))?;
+        EndProcess::start(end.nic, command, self.deadline, &self.late)
+    }
+}
+
+impl Site for GuestSite<'_, '_> {
+    fn start(&mut self, end: &EndSpec<'_>, bytes: u64) -> Step<Box<dyn StartedEnd>> {
+        let started = GuestSite::start(self, end, bytes);
+        let started = started.with_context(|| format!("the end of {}", end.nic));
+        let started = started.map_err(|error| format!("{error:#}"))?;
+        Ok(Box::new(started))
+    }
+
+    fn disk(&mut self, _nic: &str, disk: &str) -> Step<PathBuf> {
+        let disk = self.guest.controller(disk);
+        let node = disk.map(|disk| disk.disk.node.clone());
+        node.map_err(|error| format!("{error:#}"))
+    }
+
+    fn kill(&mut self) -> io::Result<()> {
+        let lost = self.loses.context("the check loses nothing of its own");
+        let killed = lost.and_then(|lost| self.guest.launcher.kill_server(lost));
+        killed.map_err(io::Error::other)
+    }
+
+    fn count(&mut self, moment: Moment) {
+        match moment {
+            Moment::Before => self.begun = Some(self.watch.begin()),
+            Moment::After => {
+                let begun = self.begun.take();
+                begun.into_iter().for_each(|begun| self.watch.end(begun));
+            }
+        }
+    }
 }
 
 /// Returns a command of the verbs program with its options.
@@ -81,98 +213,10 @@ pub(super) fn tool_command(command: &str, arguments: &[(&str, String)]) -> ToolC
     }
 }
 
-/// Runs the verbs program, kills a server once the program reports that requests are in progress,
-/// and judges its report.
-pub(super) fn run_and_kill(
-    guest: &GuestContext,
-    tool: &ToolCommand,
-    (server, seconds): (&str, Option<u32>),
-    measure: &mut Measure,
-) -> anyhow::Result<Ran> {
-    let tools = guest.required_tools()?;
-    let killed = Mutex::new(None);
-    let ran = tools.run_program(tool, guest.limit(seconds), |line| {
-        guest.show(line);
-        if line == UNDER_LOAD {
-            let kill = guest.launcher.kill_server(server);
-            *killed.lock() = Some(kill);
-        }
-    })?;
-    judge_report(&ran, measure)?;
-    let killed = killed.into_inner();
-    killed.context("the program had no requests in progress")??;
-    Ok(ran)
-}
-
-/// Takes the results that the program has reported, and fails if it failed.
-pub(super) fn judge_report(ran: &Ran, measure: &mut Measure) -> anyhow::Result<()> {
-    let report = ProgramReport::read(&ran.output);
-    let complaint = report.as_ref().and_then(ProgramReport::complaint);
-    measure.subtests = report.map_or_else(Vec::new, |report| report.results);
-    measure.status = Some(ran.code());
-    ensure!(
-        !ran.timed_out,
-        "the program did not end in time; it printed:\n{}",
-        ran.output
-    );
-    let failed = complaint.or_else(|| (ran.code() != 0).then(|| format!("status {}", ran.code())));
-    match failed {
-        Some(reason) => bail!("the program failed: {reason}; it printed:\n{}", ran.output),
-        None => Ok(()),
-    }
-}
-
 /// Returns the program's name for this memory.
-pub(super) fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
+fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
     Ok(match memory {
         RdmaMemory::Vram(gpu) => guest.gpu(gpu)?.node().to_string(),
         RdmaMemory::GuestRam => "host".to_owned(),
     })
-}
-
-/// Returns the numbers in the line of the program's output that begins with `begin`.
-pub(super) fn figures<const COUNT: usize>(
-    output: &str,
-    begin: &str,
-) -> anyhow::Result<[u64; COUNT]> {
-    let line = output.lines().find_map(|line| line.strip_prefix(begin));
-    let figures = line.and_then(|line| {
-        let numbers = line.split(' ').map(|word| word.parse().ok());
-        numbers.collect::<Option<Vec<u64>>>()?.try_into().ok()
-    });
-    figures.with_context(|| format!("the program did not print {begin:?} with numbers: {COUNT}"))
-}
-
-/// Returns the payload bytes that the program reports, and the seconds that they took.
-pub(super) fn payload(output: &str) -> anyhow::Result<(u64, f64)> {
-    let mut lines = output.lines().rev();
-    let line = lines.find_map(|line| line.strip_prefix(PAYLOAD)?.strip_suffix(" s"));
-    let figures = line.and_then(|line| {
-        let (bytes, seconds) = line.split_once(" in ")?;
-        Some((bytes.parse().ok()?, seconds.parse().ok()?))
-    });
-    figures.with_context(|| format!("the program did not print {PAYLOAD:?} with bytes and seconds"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn payload_is_the_last_line_of_its_kind() {
-        let last = "ok 1 x\n# payload 3 in 1.0 s\n# payload 64 in 0.5 s\n";
-        assert_eq!(payload(last).unwrap(), (64, 0.5));
-        for other in ["# payload many in 1.0 s", "# payload 64"] {
-            assert!(payload(other).is_err(), "{other}");
-        }
-    }
-
-    #[test]
-    fn figures_are_all_numbers_of_their_line() {
-        let output = "ok 1 x\n# moved 7 8\nok 2 y\n";
-        assert_eq!(figures(output, "# moved ").unwrap(), [7, 8]);
-        assert!(figures::<1>(output, "# moved ").is_err());
-        assert!(figures::<2>("# moved 7 many\n", "# moved ").is_err());
-        assert!(figures::<1>(output, "# lost ").is_err());
-    }
 }

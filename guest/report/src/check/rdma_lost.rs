@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use super::rdma::{PACKAGES, PROGRAMS, needs_tools};
 use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check};
-use crate::{Completer, Direction, PayloadFlow};
+use crate::{Direction, PayloadFlow};
 
 /// The name of the fabric's server.
 const FABRIC: &str = "fabric";
@@ -100,18 +100,12 @@ impl RdmaLost {
     }
 
     /// Checks that the adapters moved the `acknowledged` bytes from the source to the target, by
-    /// their own counts up to the loss and after it, and none with other memory, except guest RAM
-    /// if others transferred that at the same time. They may have moved more: packets are sent
-    /// again, and requests fail in the middle.
+    /// their own counts up to the loss and after it, and none with other memory. They may have
+    /// moved more: packets are sent again, and requests fail in the middle.
     ///
     /// # Errors
     /// The counters that differ.
-    pub fn judge(
-        &self,
-        flows: &[PayloadFlow],
-        acknowledged: u64,
-        beside_others: bool,
-    ) -> Result<(), String> {
+    pub fn judge(&self, flows: &[PayloadFlow], acknowledged: u64) -> Result<(), String> {
         if acknowledged == 0 {
             return Err("no request was acknowledged".to_owned());
         }
@@ -125,10 +119,7 @@ impl RdmaLost {
             let own = flows.iter().filter(|flow| flow.requester == *nic);
             let is_right =
                 |flow: &&PayloadFlow| flow.completer == completer && flow.direction == direction;
-            let of_others =
-                |flow: &&PayloadFlow| beside_others && flow.completer == Completer::GuestRam;
-            let mut strays = own.clone().filter(|flow| !is_right(flow));
-            if let Some(stray) = strays.find(|flow| !of_others(flow)) {
+            if let Some(stray) = own.clone().find(|flow| !is_right(flow)) {
                 return Err(format!(
                     "{nic} should have moved payload with {memory} only ({direction:?}): its counters show {stray:?}"
                 ));
@@ -202,7 +193,7 @@ impl CheckKind for RdmaLost {
         }
     }
 
-    /// Returns `None`, since the remaining parts are tried with guest RAM.
+    /// Returns `None`, since packets are sent again and requests fail in the middle.
     fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
         None
     }
@@ -239,7 +230,7 @@ mod tests {
 
     #[test]
     fn what_is_acknowledged_was_moved_with_the_memory_of_both_sides() {
-        use Completer::{GuestRam, PeerBar};
+        use crate::Completer::{GuestRam, PeerBar};
         use Direction::{Read, Write};
 
         let check = |by: &str| -> RdmaLost {
@@ -259,13 +250,10 @@ mod tests {
             let far = flow("m", PeerBar, asked, 120);
             let judged = |flows: &[&PayloadFlow]| {
                 let flows: Vec<PayloadFlow> = flows.iter().copied().cloned().collect();
-                it.judge(&flows, 100, false)
+                it.judge(&flows, 100)
             };
             assert_eq!(judged(&[&near, &far]), Ok(()), "{by}");
-            assert!(it.judge(&[near.clone(), far.clone()], 0, false).is_err());
-            let beside = |stray| it.judge(&[near.clone(), far.clone(), stray], 100, true);
-            assert_eq!(beside(flow("m", GuestRam, asks, 1)), Ok(()));
-            assert!(beside(flow("m", PeerBar, asks, 1)).is_err());
+            assert!(it.judge(&[near.clone(), far.clone()], 0).is_err());
             for (flows, wanted) in [
                 (vec![&near], "the counters of m show 0 moved"),
                 (vec![&far], "the counters of n show 0 moved"),

@@ -11,7 +11,7 @@ use peerbar_verbs::{
 
 use super::TIME_OUT;
 use super::memory::{Memory, MemoryKind, PAGE};
-use super::report::{Report, refused};
+use super::report::{AddResult, refused};
 
 /// Entries of a queue.
 pub(super) const ENTRIES: u32 = 16;
@@ -24,25 +24,24 @@ const LENGTH: u32 = 64;
 /// The bytes around the entries.
 const BESIDE: u8 = 0x5a;
 
-/// Makes the adapter `nic` complete requests in queues in memory of this kind.
-pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
+/// Makes the adapter `nic` complete requests in queues in memory of this kind. `add` gets each
+/// result. Returns the number of completions.
+pub(crate) fn run(nic: &str, kind: MemoryKind, add: AddResult<'_>) -> anyhow::Result<u64> {
     let fixture = Fixture::new(nic, kind)?;
-    report.add(
+    add(
         "writes, nearly five times round the queue",
         fixture.writes(),
     );
-    report.add("sends and receives", fixture.messages());
-    report.add("a request that fails", fixture.failure());
+    add("sends and receives", fixture.messages());
+    add("a request that fails", fixture.failure());
     if let MemoryKind::Vram(_) = kind {
-        report.add("buffer that can be revoked", fixture.revocable());
-        report.add("revoke of a queue's buffer", fixture.revoked());
+        add("buffer that can be revoked", fixture.revocable());
+        add("revoke of a queue's buffer", fixture.revoked());
     }
-    report.add("buffer that is too short", fixture.short());
-    report.add("receives that are flushed", fixture.flush());
-    report.add("nothing but the entries", fixture.beside());
-    let completions = fixture.sent.consumed() + fixture.received.consumed();
-    println!("# completions {completions}");
-    Ok(())
+    add("buffer that is too short", fixture.short());
+    add("receives that are flushed", fixture.flush());
+    add("nothing but the entries", fixture.beside());
+    Ok(fixture.sent.consumed() + fixture.received.consumed())
 }
 
 /// Two queue pairs, each with a queue in a page of the memory.

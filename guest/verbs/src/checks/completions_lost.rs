@@ -1,6 +1,5 @@
 //! A completion queue in memory of a GPU that dies while requests complete in it.
 
-use std::io::Write as _;
 use std::rc::Rc;
 use std::thread;
 use std::time::Instant;
@@ -15,9 +14,8 @@ use peerbar_verbs::{
 
 use super::TIME_OUT;
 use super::completions::{ENTRIES, queue, ready};
-use super::lost::works;
 use super::memory::{Memory, MemoryKind, PAGE};
-use super::report::{Report, refused};
+use super::report::refused;
 
 /// Number of requests that complete before the memory is lost.
 const BEFORE: u64 = 64;
@@ -26,21 +24,8 @@ const DEPTH: u32 = 256;
 /// Bytes of a write.
 const LENGTH: u32 = 8;
 
-/// Makes the adapter `nic` complete writes in a queue in memory of this kind until that memory is
-/// lost, which the line "# under load" requests.
-pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
-    let mut load = Load::start(nic, kind)?;
-    report.add(
-        "queue pairs fail, and no success is reported after",
-        load.run(),
-    );
-    drop(load);
-    report.add(format!("{nic} goes on"), works(nic, nic));
-    Ok(())
-}
-
 /// Writes of 8 bytes each, which contain the number of the write, one after the other.
-struct Load {
+pub(crate) struct Load {
     pair: QueuePair,
     /// A queue pair with a receive that no message arrives for, which uses the same queue.
     idle: QueuePair,
@@ -52,11 +37,26 @@ struct Load {
     /// Writes posted in total, and by this queue pair.
     posted: u64,
     of_pair: u32,
+    /// The end of the writes: the failure of their queue pair, or a mistake.
+    ended: Option<anyhow::Result<()>>,
     domain: ProtectionDomain,
 }
 
 impl Load {
-    fn start(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
+    /// Starts writes of the adapter `nic` with a queue in memory of this kind. Returns once some have
+    /// completed.
+    pub(crate) fn start(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
+        let mut load = Self::new(nic, kind)?;
+        while load.posted < BEFORE {
+            ensure!(
+                load.write()?,
+                "the queue pair has failed before the memory died"
+            );
+        }
+        Ok(load)
+    }
+
+    fn new(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;
         let memory = Rc::new(Memory::new(kind, PAGE)?);
@@ -81,32 +81,33 @@ impl Load {
             target,
             posted: 0,
             of_pair: 0,
+            ended: None,
             domain,
         })
     }
 
-    /// Runs writes. Returns once the queue pairs have failed.
-    fn run(&mut self) -> anyhow::Result<()> {
-        let mut deadline = None;
-        loop {
-            self.post()?;
-            if !self.completes()? {
-                break;
-            }
-            if self.posted == BEFORE {
-                println!("# under load");
-                std::io::stdout().flush()?;
-                deadline = Some(Instant::now() + TIME_OUT);
-            }
+    /// Executes a write. Returns `false` once the writes have ended.
+    pub(crate) fn go_on(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = match self.write() {
+                Ok(true) => None,
+                Ok(false) => Some(Ok(())),
+                Err(error) => Some(Err(error)),
+            };
+        }
+        self.ended.is_none()
+    }
+
+    /// Continues until the queue pairs have failed.
+    pub(crate) fn lose(mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + TIME_OUT;
+        while self.go_on() {
             ensure!(
-                deadline.is_none_or(|it| Instant::now() < it),
+                Instant::now() < deadline,
                 "the adapter completes requests in memory that should have died"
             );
         }
-        ensure!(
-            deadline.is_some(),
-            "the queue pair has failed before the memory died"
-        );
+        self.ended.take().unwrap_or(Ok(()))?;
         let idle = self.idle.has_failed()?;
         ensure!(idle, "the other queue pair of the queue is not in error");
         let another = refused(ready(&self.domain, 1, &self.queue), libc::EINVAL);
@@ -115,6 +116,12 @@ impl Load {
         let is_told = told.is_some_and(|it| it.completion.status == Status::SUCCESS);
         ensure!(!is_told, "{told:?} was told by a queue that is gone");
         Ok(())
+    }
+
+    /// Posts a write, and returns `true` if it completes.
+    fn write(&mut self) -> anyhow::Result<bool> {
+        self.post()?;
+        self.completes()
     }
 
     /// Posts a write of its number.

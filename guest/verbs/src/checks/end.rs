@@ -8,7 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
 use peerbar_gds::{FileOptions, GpuFile, Policy};
-use peerbar_rdma_end::{self as rdma_end, Address, Answer, Command, Completed, End, Span, content};
+use peerbar_rdma_end::{
+    self as rdma_end, Address, Answer, Command, Completed, End, OwnResults, OwnTests, Span, Tested,
+    content,
+};
 use peerbar_verbs::{
     AccessFlags, AddressHandle, Completion, Context, Gid, Operation, Peer, ProtectionDomain,
     QueuePair, Region, Remote,
@@ -16,7 +19,7 @@ use peerbar_verbs::{
 
 use super::memory::{Memory, MemoryKind};
 use super::spare::{self, SpareMemory};
-use super::{DEPTH, TIME_OUT};
+use super::{DEPTH, TIME_OUT, completions, completions_lost, refusals, vram};
 
 /// Number of files that stay open, for transfers one after the other.
 const OPEN_FILES: usize = 4;
@@ -36,6 +39,9 @@ pub(crate) struct LocalEnd {
     other: Option<Other>,
     files: VecDeque<(PathBuf, GpuFile)>,
     posted: Instant,
+    nic: String,
+    /// Writes that complete in a queue in memory that will be lost.
+    writes: Option<completions_lost::Load>,
 }
 
 /// The other end of work requests.
@@ -65,6 +71,8 @@ impl LocalEnd {
             other: None,
             files: VecDeque::new(),
             posted: Instant::now(),
+            nic: nic.to_owned(),
+            writes: None,
         })
     }
 
@@ -84,6 +92,10 @@ impl LocalEnd {
                 let (pair, number) = spare::pair(&self.domain, *state)?;
                 self.beside = pair;
                 return Ok(Answer::Pair(number));
+            }
+            Command::OwnTests(tests) => return Ok(Answer::Tested(self.test(*tests)?)),
+            Command::CompleteWrites => {
+                self.writes = Some(completions_lost::Load::start(&self.nic, self.kind)?);
             }
             Command::Stop => self.pair.stop()?,
             Command::Workload(_) => bail!("a server does it by other commands"),
@@ -125,6 +137,34 @@ impl LocalEnd {
             Command::Store { path, at, span } => self.store(path, *at, *span)?,
         }
         Ok(Answer::Done)
+    }
+
+    fn test(&mut self, tests: OwnTests) -> anyhow::Result<OwnResults> {
+        let mut results = OwnResults::default();
+        let add = &mut |name: &str, result: anyhow::Result<()>| {
+            results.tests.push(Tested {
+                name: name.to_owned(),
+                failure: result.err().map(|error| format!("{error:#}")),
+            });
+        };
+        match tests {
+            OwnTests::Requests => refusals::run(&self.nic, add)?,
+            OwnTests::Registrations => vram::run(&self.nic, self.memory.gpu()?, add)?,
+            OwnTests::Completions => {
+                results.completions = completions::run(&self.nic, self.kind, add)?;
+            }
+            OwnTests::LostCompletions => {
+                let writes = self
+                    .writes
+                    .take()
+                    .context("no write completes: start them first")?;
+                add(
+                    "queue pairs fail, and no success is reported after",
+                    writes.lose(),
+                );
+            }
+        }
+        Ok(results)
     }
 
     /// Returns a completion, if there is one.
@@ -270,6 +310,12 @@ pub(super) fn compared(memory: anyhow::Result<()>) -> Answer {
 }
 
 impl End for LocalEnd {
+    fn go_on(&mut self) -> bool {
+        self.writes
+            .as_mut()
+            .is_some_and(completions_lost::Load::go_on)
+    }
+
     fn ask(&mut self, command: &Command) -> rdma_end::Result<Answer> {
         let answer = self.answer(command);
         Ok(answer.unwrap_or_else(|error| Answer::Failed {

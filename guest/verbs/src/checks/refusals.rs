@@ -7,7 +7,7 @@ use peerbar_verbs::{
 };
 
 use super::memory::{Memory, MemoryKind, PAGE};
-use super::report::Report;
+use super::report::AddResult;
 use super::{DEPTH, TIME_OUT};
 
 /// Content of the target's memory before and after each request.
@@ -19,8 +19,8 @@ const LENGTH: u32 = 512;
 
 type Check = fn(&Fixture) -> anyhow::Result<()>;
 
-/// Sends the adapter `nic` requests that it must refuse to its own program.
-pub(crate) fn run(nic: &str, report: &mut Report) -> anyhow::Result<()> {
+/// Sends the adapter `nic` requests that it must refuse to its own program. `add` gets each result.
+pub(crate) fn run(nic: &str, add: AddResult<'_>) -> anyhow::Result<()> {
     let fixture = Fixture::new(nic)?;
     let checks: [(&str, Check); 7] = [
         (
@@ -42,7 +42,7 @@ pub(crate) fn run(nic: &str, report: &mut Report) -> anyhow::Result<()> {
     ];
     for (name, check) in checks {
         let checked = check(&fixture).and_then(|()| fixture.still_works());
-        report.add(name, checked);
+        add(name, checked);
     }
     Ok(())
 }

@@ -1,18 +1,16 @@
 //! The results, as KTAP version 1.
 
 use std::fmt;
-use std::time::Duration;
 
 use anyhow::{bail, ensure};
+
+/// Takes a result with its name.
+pub(crate) type AddResult<'a> = &'a mut dyn FnMut(&str, anyhow::Result<()>);
 
 /// Results, each with its name, and the reason of a failure.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     results: Vec<(String, Result<(), String>)>,
-    /// Payload bytes of the work requests that succeeded.
-    payload: u64,
-    /// The time that they took, one after the other.
-    elapsed: Duration,
 }
 
 impl Report {
@@ -20,12 +18,6 @@ impl Report {
     pub(crate) fn add(&mut self, name: impl Into<String>, result: anyhow::Result<()>) {
         let result = result.map_err(|error| format!("{error:#}"));
         self.results.push((name.into(), result));
-    }
-
-    /// Counts a request's payload, and the time that it took.
-    pub(crate) fn count(&mut self, bytes: u64, elapsed: Duration) {
-        self.payload = self.payload.saturating_add(bytes);
-        self.elapsed = self.elapsed.saturating_add(elapsed);
     }
 
     /// Returns `true` if there is a failure, or no result.
@@ -46,8 +38,7 @@ impl fmt::Display for Report {
                 }
             }
         }
-        let seconds = self.elapsed.as_secs_f64();
-        writeln!(f, "# payload {} in {seconds:.6} s", self.payload)
+        Ok(())
     }
 }
 
@@ -72,16 +63,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_is_ktap_with_reasons_and_payload() {
+    fn report_is_ktap_with_reasons() {
         let mut report = Report::default();
         assert!(report.has_failed());
         report.add("one", Ok(()));
-        report.count(64, Duration::from_millis(2));
         assert!(!report.has_failed());
         report.add("two", Err(anyhow::anyhow!("a\nb")));
         assert!(report.has_failed());
-        let text =
-            "KTAP version 1\n1..2\nok 1 one\n# a; b\nnot ok 2 two\n# payload 64 in 0.002000 s\n";
+        let text = "KTAP version 1\n1..2\nok 1 one\n# a; b\nnot ok 2 two\n";
         assert_eq!(report.to_string(), text);
     }
 }

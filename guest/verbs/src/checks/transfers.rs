@@ -1,6 +1,7 @@
 //! Sends, writes and reads between two ends in this process.
 
-use peerbar_rdma_end::{Ends, MARGIN, Way};
+use anyhow::anyhow;
+use peerbar_rdma_end::{Ends, Results, memory_size, transfers};
 
 use super::end::LocalEnd;
 use super::memory::MemoryKind;
@@ -12,32 +13,21 @@ pub(crate) fn run(
     nic: &str,
     peer: &str,
     [from, to]: [MemoryKind; 2],
-    sizes: &[u32],
+    sizes: &[u64],
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let size = memory_size(sizes);
-    let (near, far) = (
-        LocalEnd::open(nic, from, size)?,
-        LocalEnd::open(peer, to, size)?,
-    );
-    let mut ends = Ends::connect(near, far)?;
-    for &size in sizes {
-        for way in Way::ALL {
-            if !ends.takes(way, size) {
-                continue;
-            }
-            let moved = ends.transfer(way, size, fastrand::u64(..));
-            if let Ok(elapsed) = moved {
-                report.count(size.into(), elapsed);
-            }
-            report.add(format!("{way} {size}"), moved.map(drop).map_err(Into::into));
-        }
+    let mut near = LocalEnd::open(nic, from, size)?;
+    let mut far = LocalEnd::open(peer, to, size)?;
+    let mut ends = Ends::connect(&mut near, &mut far)?;
+    let mut results = Results::default();
+    let ended = transfers(&mut ends, sizes, &mut results);
+    for result in results.subtests {
+        let failure = result.diagnostics.into_iter().next();
+        report.add(
+            result.name,
+            failure.map_or(Ok(()), |reason| Err(anyhow!(reason))),
+        );
     }
-    Ok(())
-}
-
-/// Returns the bytes of memory that an end needs for transfers of these sizes.
-pub(crate) fn memory_size(sizes: &[u32]) -> u64 {
-    let largest = sizes.iter().copied().max().unwrap_or(0);
-    u64::from(largest).saturating_add(2 * MARGIN)
+    ended.map_err(anyhow::Error::msg)
 }

@@ -5,19 +5,17 @@ use peerbar_verbs::{AccessFlags, Region};
 
 use super::memory::{PAGE, VRAM_ADDRESS};
 use super::refusals::Fixture;
-use super::report::{Report, refused};
+use super::report::{AddResult, refused};
 
 /// Number of pages of a buffer.
 const PAGES: u64 = 16;
 const BYTES: u64 = PAGES * PAGE;
 
-/// Sends the adapter `nic` requests for memory of the GPU with the number `gpu` that it must
-/// refuse.
-pub(crate) fn run(nic: &str, gpu: u32, report: &mut Report) -> anyhow::Result<()> {
+/// Sends the adapter `nic` requests for memory of `gpu` that it must refuse. `add` gets each result.
+pub(crate) fn run(nic: &str, gpu: &Gpu, add: AddResult<'_>) -> anyhow::Result<()> {
     let fixture = Fixture::new(nic)?;
-    let gpu = Gpu::open(gpu)?;
-    report.add("more than the dma-buf has", longer(&fixture, &gpu));
-    report.add("dma-buf that can be revoked", revocable(&fixture, &gpu));
+    add("more than the dma-buf has", longer(&fixture, gpu));
+    add("dma-buf that can be revoked", revocable(&fixture, gpu));
     Ok(())
 }
 
