@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use peerbar_rdma_end::{
-    Answer, Command, End, EndSpec, LineEnd, Moment, Results, Site, StartedEnd, Step, TwoEnds,
-    in_one_line,
+    Answer, Command, Counted, End, EndSpec, LineEnd, Moment, Results, Site, StartedEnd, Step,
+    TwoEnds, in_one_line,
 };
 use peerbar_report::exec::ProgramRequest;
 use peerbar_report::{Measure, RdmaMemory, Verdict, inference};
 
 use self::counting::{Sample, count};
 use crate::child::Killer;
-use crate::count::counted;
 use crate::counters::CounterFiles;
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
@@ -99,10 +98,14 @@ impl Conducted {
         let sampled = count(&mut measure, uncounted, before, after);
         let mut diagnostics = self.results.failures();
         if diagnostics.is_empty() {
-            let judge = || check.judge_flows(&measure.flows, uncounted, &self.results);
+            let counted = Counted {
+                flows: &measure.flows,
+                uncounted,
+            };
+            let judge = || check.judge_payload(counted, &self.results);
             diagnostics.extend(sampled.and_then(|()| judge()).err());
             if measure.failures > 0 && !has_faults && !check.fails_dma() {
-                let failures = counted(measure.failures, "DMA request");
+                let failures = crate::count::counted(measure.failures, "DMA request");
                 diagnostics.push(format!("{failures} failed, but none should have"));
             }
         }

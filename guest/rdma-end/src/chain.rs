@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use peerbar_report::{PayloadFlow, RdmaChain, RdmaMemory};
+use peerbar_report::{RdmaChain, RdmaMemory};
 
 use crate::conductor::{
-    EndSpec, Results, Site, Step, TwoEnds, between, counted, length, memory_size,
+    Counted, EndSpec, Results, Site, Step, TwoEnds, between, counted, length, memory_size,
 };
 use crate::ends::{Ends, Side, Way};
 use crate::error::{Error, Result, in_one_line};
-use crate::message::Command;
+use crate::message::{Command, Content};
 
 impl TwoEnds for RdmaChain {
     fn ends(&self) -> [EndSpec<'_>; 2] {
@@ -56,13 +56,8 @@ impl TwoEnds for RdmaChain {
         })
     }
 
-    fn judge_flows(
-        &self,
-        flows: &[PayloadFlow],
-        uncounted: &[&str],
-        results: &Results,
-    ) -> Step<()> {
-        self.judge(flows, uncounted, results.payload)
+    fn judge_payload(&self, counted: Counted<'_>, results: &Results) -> Step<()> {
+        self.judge(counted.flows, counted.uncounted, results.payload)
     }
 }
 
@@ -142,7 +137,13 @@ impl Ends<'_> {
     /// another seed, that was written after this.
     fn overwrite(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Far, length)?;
-        self.done(Side::Far, &Command::Put { span, seed })?;
+        self.done(
+            Side::Far,
+            &Command::Put {
+                span,
+                content: Content::Seed(seed),
+            },
+        )?;
         let FileRange { path, at } = target.clone();
         self.done(Side::Far, &Command::Store { path, at, span })?;
         self.compare(target, length, seed)
@@ -152,7 +153,13 @@ impl Ends<'_> {
     /// through its memory.
     fn store(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
         let span = self.prepare(Side::Near, length)?;
-        self.done(Side::Near, &Command::Put { span, seed })?;
+        self.done(
+            Side::Near,
+            &Command::Put {
+                span,
+                content: Content::Seed(seed),
+            },
+        )?;
         let FileRange { path, at } = target.clone();
         self.done(Side::Near, &Command::Store { path, at, span })
     }
@@ -163,7 +170,7 @@ impl Ends<'_> {
         let span = self.prepare(Side::Far, length)?;
         let FileRange { path, at } = source.clone();
         self.done(Side::Far, &Command::Load { path, at, span })?;
-        self.done(Side::Far, &Command::Expect { span, seed })
+        self.done(Side::Far, &Command::expect(span, Content::Seed(seed)))
     }
 }
 

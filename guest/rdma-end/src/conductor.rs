@@ -29,10 +29,10 @@ pub struct EndSpec<'a> {
 impl<'a> EndSpec<'a> {
     /// Makes an end without a disk.
     #[must_use]
-    pub fn new(nic: &'a str, memory: RdmaMemory) -> Self {
+    pub fn new(nic: &'a str, memory: &RdmaMemory) -> Self {
         Self {
             nic,
-            memory,
+            memory: memory.clone(),
             disk: None,
         }
     }
@@ -80,6 +80,15 @@ pub trait Site {
     fn count(&mut self, moment: Moment);
 }
 
+/// The payload that the devices counted during the part of a check that is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted<'a> {
+    /// The payload.
+    pub flows: &'a [PayloadFlow],
+    /// Devices that are not judged by it.
+    pub uncounted: &'a [&'a str],
+}
+
 /// A check between two ends.
 pub trait TwoEnds: Sync {
     /// Returns the requester's end, then the other one.
@@ -96,19 +105,11 @@ pub trait TwoEnds: Sync {
     /// The reason why it could not continue.
     fn conduct(&self, site: &mut dyn Site, results: &mut Results) -> Step<()>;
 
-    /// Judges it by the payload that the devices counted, without that of `uncounted` devices.
+    /// Judges it by the payload that the devices counted.
     ///
     /// # Errors
     /// The difference between the counters and the results.
-    fn judge_flows(
-        &self,
-        flows: &[PayloadFlow],
-        uncounted: &[&str],
-        results: &Results,
-    ) -> Step<()> {
-        let _ = (flows, uncounted, results);
-        Ok(())
-    }
+    fn judge_payload(&self, counted: Counted<'_>, results: &Results) -> Step<()>;
 
     /// Returns `true` if DMA may fail in it.
     fn fails_dma(&self) -> bool {

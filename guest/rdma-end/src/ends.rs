@@ -6,7 +6,9 @@ use std::time::Duration;
 use crate::end::End;
 use crate::error::{Error, Result};
 use crate::load::{WorkloadCommand, WorkloadOutcome};
-use crate::message::{Address, Answer, Command, Completed, Operation, OwnResults, OwnTests, Span};
+use crate::message::{
+    Address, Answer, Command, Completed, Content, Operation, OwnResults, OwnTests, Span,
+};
 use crate::status::Status;
 
 /// Bytes of memory before and after the transferred ones that must stay unchanged: a page.
@@ -153,9 +155,10 @@ impl<'a> Ends<'a> {
         let offset = page.offset.saturating_sub(BEFORE_PAGE);
         let span = Span { offset, ..page };
         self.fill(source, length, 0)?;
-        self.done(source, &Command::Put { span, seed })?;
+        let content = Content::Seed(seed);
+        self.done(source, &Command::Put { span, content })?;
         let elapsed = self.carry(way, Side::Near, span, seed)?;
-        self.done(target, &Command::Expect { span, seed })?;
+        self.done(target, &Command::expect(span, content))?;
         self.expect_margins(target, span)?;
         self.expect_no_more()?;
         Ok(elapsed)
@@ -190,7 +193,8 @@ impl<'a> Ends<'a> {
             offset: 0,
             length: length.saturating_add(margins),
         };
-        self.done(side, &Command::Fill { span, value })
+        let content = Content::Value(value);
+        self.done(side, &Command::Put { span, content })
     }
 
     /// Checks that the memory around `span` is unchanged.
@@ -200,8 +204,7 @@ impl<'a> Ends<'a> {
         let after = u32::try_from(MARGIN).unwrap_or(u32::MAX);
         for (offset, length) in [(0, before), (end, after)] {
             let span = Span { offset, length };
-            let value = UNTOUCHED;
-            self.done(target, &Command::ExpectValue { span, value })?;
+            self.done(target, &Command::expect(span, Content::Value(UNTOUCHED)))?;
         }
         Ok(())
     }

@@ -415,10 +415,6 @@ impl FakeEnd {
         Answer::Done
     }
 
-    fn expect(&self, span: Span, wanted: &[u8]) -> Answer {
-        compare(&self.own.borrow().memory[bytes(span)], wanted)
-    }
-
     fn expect_either(&self, span: Span, [one, two]: [&[u8]; 2]) -> Answer {
         let own = self.own.borrow();
         let seen = &own.memory[bytes(span)];
@@ -464,13 +460,8 @@ impl End for FakeEnd {
                 self.peer = Some(peer);
                 Answer::Done
             }
-            Command::Fill { span, value } => self.put(span, &vec![value; bytes(span).len()]),
-            Command::Put { span, seed } => self.put(span, &content(seed, span.length)),
-            Command::Expect { span, seed } => self.expect(span, &content(seed, span.length)),
-            Command::ExpectValue { span, value } => {
-                self.expect(span, &vec![value; bytes(span).len()])
-            }
-            Command::ExpectEither { span, contents } => {
+            Command::Put { span, content } => self.put(span, &content.bytes(span.length)),
+            Command::Expect { span, contents } => {
                 let [one, two] = contents.map(|content| content.bytes(span.length));
                 self.expect_either(span, [&one, &two])
             }
@@ -522,16 +513,6 @@ fn bytes_to(end: u64) -> usize {
 fn bytes(span: Span) -> Range<usize> {
     let start = usize::try_from(span.offset).unwrap();
     start..start + usize::try_from(span.length).unwrap()
-}
-
-fn compare(seen: &[u8], wanted: &[u8]) -> Answer {
-    let differs = seen.iter().zip(wanted).position(|(one, two)| one != two);
-    match differs {
-        None => Answer::Done,
-        Some(at) => Answer::Differs {
-            reason: format!("byte {at} of {}", wanted.len()),
-        },
-    }
 }
 
 fn completed(id: u64, status: Status, bytes: u32, immediate: Option<u32>) -> Completed {

@@ -44,8 +44,8 @@ mod fake;
 
 pub use arrivals::Arrivals;
 pub use conductor::{
-    EndSpec, Moment, Permitted, Results, Site, StartedEnd, Step, TWO_ENDED, TwoEnds, memory_size,
-    two_ends,
+    Counted, EndSpec, Moment, Permitted, Results, Site, StartedEnd, Step, TWO_ENDED, TwoEnds,
+    memory_size, two_ends,
 };
 pub use end::End;
 pub use ends::{Ends, MARGIN, Side, Way};

@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::fake::FakeEnd;
-    use crate::message::Span;
+    use crate::message::{Content, Span};
     use crate::server::serve;
 
     #[test]
@@ -81,7 +81,8 @@ mod tests {
             offset: 0,
             length: 8,
         };
-        let fill = Command::Fill { span, value: 7 };
+        let content = Content::Value(7);
+        let fill = Command::Put { span, content };
         assert_eq!(end.ask(&fill).unwrap(), Answer::Done);
         let refused = end.ask(&Command::Wait).unwrap();
         assert!(matches!(refused, Answer::Failed { .. }), "{refused:?}");

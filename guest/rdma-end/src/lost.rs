@@ -3,10 +3,10 @@
 
 use std::io;
 
-use peerbar_report::{PayloadFlow, RdmaLoad, RdmaLost, RdmaMemory, RdmaPart};
+use peerbar_report::{RdmaLoad, RdmaLost, RdmaMemory, RdmaPart};
 
 use crate::arrivals::Arrivals;
-use crate::conductor::{EndSpec, Results, Site, Step, TwoEnds, between, counted};
+use crate::conductor::{Counted, EndSpec, Results, Site, Step, TwoEnds, between, counted};
 use crate::ends::{Ends, MARGIN, Side, Way};
 use crate::error::{Error, Result, in_one_line};
 use crate::load::{Asked, DEPTH, MESSAGE, Requests, Workload, WorkloadCommand, WorkloadOutcome};
@@ -26,8 +26,10 @@ const GO_ON_BYTES: u64 = SIZE as u64 + 2 * MARGIN;
 
 impl TwoEnds for RdmaLost {
     fn ends(&self) -> [EndSpec<'_>; 2] {
-        let sides = [(&self.nic, &self.from), (&self.peer, &self.to)];
-        sides.map(|(nic, memory)| EndSpec::new(nic, memory.clone()))
+        [
+            EndSpec::new(&self.nic, &self.from),
+            EndSpec::new(&self.peer, &self.to),
+        ]
     }
 
     fn conduct(&self, site: &mut dyn Site, results: &mut Results) -> Step<()> {
@@ -58,13 +60,8 @@ impl TwoEnds for RdmaLost {
         Ok(())
     }
 
-    fn judge_flows(
-        &self,
-        flows: &[PayloadFlow],
-        _uncounted: &[&str],
-        results: &Results,
-    ) -> Step<()> {
-        self.judge(flows, results.payload)
+    fn judge_payload(&self, counted: Counted<'_>, results: &Results) -> Step<()> {
+        self.judge(counted.flows, results.payload)
     }
 
     fn fails_dma(&self) -> bool {
@@ -90,7 +87,7 @@ pub(crate) fn go_on(
     name: String,
     results: &mut Results,
 ) -> Step<()> {
-    let ends = nics.map(|nic| EndSpec::new(nic, RdmaMemory::GuestRam));
+    let ends = nics.map(|nic| EndSpec::new(nic, &RdmaMemory::GuestRam));
     between(site, ends, GO_ON_BYTES, |_, ends| {
         let moved = Way::ALL.into_iter().try_for_each(|way| {
             let length = if ends.takes(way, SIZE) { SIZE } else { SMALL };

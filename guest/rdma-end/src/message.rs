@@ -211,39 +211,16 @@ pub enum Command {
     /// Send work requests to this end from now on. An adapter permits RDMA only to adapters whose
     /// GID it knows, so both ends get the other's address before the first request.
     Connect(Address),
-    /// Fill the memory with this value, by the processor.
-    Fill {
-        /// The memory.
-        span: Span,
-        /// The value.
-        value: u8,
-    },
-    /// Write the [`content`] of this seed to the memory, by the processor.
+    /// Write this content to the memory, by the processor.
     Put {
         /// The memory.
         span: Span,
-        /// The seed.
-        seed: u64,
-    },
-    /// Compare the memory with the [`content`] of this seed, by the processor. Answered by
-    /// [`Answer::Differs`] if it differs.
-    Expect {
-        /// The memory.
-        span: Span,
-        /// The seed.
-        seed: u64,
-    },
-    /// Compare each byte of the memory with this value, by the processor. Answered by
-    /// [`Answer::Differs`] if one differs.
-    ExpectValue {
-        /// The memory.
-        span: Span,
-        /// The value.
-        value: u8,
+        /// The content.
+        content: Content,
     },
     /// Compare each byte of the memory with those of two contents, by the processor. Answered by
     /// [`Answer::Differs`] if one matches neither.
-    ExpectEither {
+    Expect {
         /// The memory.
         span: Span,
         /// The two contents.
@@ -314,6 +291,15 @@ pub enum Command {
         /// The memory.
         span: Span,
     },
+}
+
+impl Command {
+    /// Compares the memory with one content.
+    #[must_use]
+    pub fn expect(span: Span, content: Content) -> Self {
+        let contents = [content; 2];
+        Self::Expect { span, contents }
+    }
 }
 
 /// A completed work request.

@@ -1,13 +1,15 @@
 //! `rdma-refused`: requests that an adapter must refuse.
 
-use peerbar_report::{PayloadFlow, RdmaMemory, RdmaRefused};
+use peerbar_report::{RdmaMemory, RdmaRefused};
 
-use crate::conductor::{EndSpec, Permitted, Results, Site, Step, TwoEnds, between, counted};
+use crate::conductor::{
+    Counted, EndSpec, Permitted, Results, Site, Step, TwoEnds, between, counted,
+};
 use crate::ends::{Ends, MARGIN, Side, Way};
 use crate::error::{Error, Result};
 use crate::message::{
-    Address, Answer, Command, Completed, Operation, OwnTests, PairState, Rights, Span, Spare,
-    SpareCommand,
+    Address, Answer, Command, Completed, Content, Operation, OwnTests, PairState, Rights, Span,
+    Spare, SpareCommand,
 };
 use crate::status::Status;
 
@@ -40,8 +42,8 @@ type Check<'e, 'a> = fn(&mut Refusals<'e, 'a>) -> Result<()>;
 impl TwoEnds for RdmaRefused {
     fn ends(&self) -> [EndSpec<'_>; 2] {
         [
-            EndSpec::new(&self.nic, RdmaMemory::GuestRam),
-            EndSpec::new(self.asked(), self.memory()),
+            EndSpec::new(&self.nic, &RdmaMemory::GuestRam),
+            EndSpec::new(self.asked(), &self.memory()),
         ]
     }
 
@@ -51,14 +53,9 @@ impl TwoEnds for RdmaRefused {
         })
     }
 
-    fn judge_flows(
-        &self,
-        flows: &[PayloadFlow],
-        _uncounted: &[&str],
-        results: &Results,
-    ) -> Step<()> {
+    fn judge_payload(&self, counted: Counted<'_>, results: &Results) -> Step<()> {
         let Permitted { written, read } = results.permitted;
-        self.judge(flows, written, read)
+        self.judge(counted.flows, written, read)
     }
 }
 
@@ -126,14 +123,12 @@ impl<'e, 'a> Refusals<'e, 'a> {
         };
         let sides = [(Side::Near, OWN), (Side::Far, UNTOUCHED)];
         for (side, value) in sides {
-            let span = whole;
-            self.ends.done(side, &Command::Fill { span, value })?;
+            self.fill(side, whole, value)?;
         }
         check(self)?;
         for (side, value) in sides {
-            let span = whole;
-            self.ends
-                .done(side, &Command::ExpectValue { span, value })?;
+            let kept = Command::expect(whole, Content::Value(value));
+            self.ends.done(side, &kept)?;
         }
         self.ends.done(Side::Near, &Command::Connect(self.far))?;
         for way in [Way::Write, Way::Read, Way::Send] {
@@ -247,13 +242,17 @@ impl<'e, 'a> Refusals<'e, 'a> {
             let status = self.send_beside(retries)?;
             check(Side::Near, status, Status::RECEIVER_NOT_READY)?;
         }
-        let (span, value) = (PART, UNTOUCHED);
-        self.ends
-            .done(Side::Far, &Command::ExpectValue { span, value })?;
+        let kept = Command::expect(PART, Content::Value(UNTOUCHED));
+        self.ends.done(Side::Far, &kept)?;
         self.receive_later()?;
         self.permit(false);
         // Data that has arrived must not be mistaken for that of a refused request.
-        self.ends.done(Side::Far, &Command::Fill { span, value })
+        self.fill(Side::Far, PART, UNTOUCHED)
+    }
+
+    fn fill(&mut self, side: Side, span: Span, value: u8) -> Result<()> {
+        let content = Content::Value(value);
+        self.ends.done(side, &Command::Put { span, content })
     }
 
     /// Sends a message with a receive, and checks that this message fills it.

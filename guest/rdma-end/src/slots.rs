@@ -123,22 +123,17 @@ pub(crate) fn content(seed: u64, slot: u32) -> Content {
 /// Fills each slot of `source` with its own content.
 pub(crate) fn fill_source(source: &mut dyn End, seed: u64) -> Result<()> {
     for slot in 0..SOURCES {
-        let (span, seed) = (span(slot, SIZE), seed.wrapping_add(slot.into()));
-        done(source, &Command::Put { span, seed })?;
+        let (span, content) = (span(slot, SIZE), content(seed, slot));
+        done(source, &Command::Put { span, content })?;
     }
     Ok(())
 }
 
 /// Fills all of `target` with a value that no request writes.
 pub(crate) fn fill_target(target: &mut dyn End) -> Result<()> {
-    let Content::Value(value) = UNTOUCHED else {
-        return Ok(());
-    };
-    let span = Span {
-        offset: 0,
-        length: bytes(),
-    };
-    done(target, &Command::Fill { span, value })
+    let (length, content) = (bytes(), UNTOUCHED);
+    let span = Span { offset: 0, length };
+    done(target, &Command::Put { span, content })
 }
 
 /// Checks that each slot of `target` has the data of the last successful request. If a later one
@@ -148,7 +143,7 @@ pub(crate) fn expect_target(target: &mut dyn End, seed: u64, written: &[Written]
     for (slot, Written { last, failed }) in (0..).zip(written) {
         let span = span(slot, SIZE);
         let contents = [of(*last), of(failed.or(*last))];
-        done(target, &Command::ExpectEither { span, contents })?;
+        done(target, &Command::Expect { span, contents })?;
     }
     let used = u32::try_from(written.len()).unwrap_or(SOURCES);
     expect_untouched(target, 0, MARGIN)?;
@@ -158,8 +153,8 @@ pub(crate) fn expect_target(target: &mut dyn End, seed: u64, written: &[Written]
 /// Checks that each slot of `source` still has its content.
 pub(crate) fn expect_source(source: &mut dyn End, seed: u64) -> Result<()> {
     for slot in 0..SOURCES {
-        let (span, seed) = (span(slot, SIZE), seed.wrapping_add(slot.into()));
-        done(source, &Command::Expect { span, seed })?;
+        let wanted = Command::expect(span(slot, SIZE), content(seed, slot));
+        done(source, &wanted)?;
     }
     Ok(())
 }
@@ -182,8 +177,7 @@ fn expect_untouched(target: &mut dyn End, start: u64, end: u64) -> Result<()> {
         offset: start,
         length: u32::try_from(end.saturating_sub(start)).unwrap_or(u32::MAX),
     };
-    let contents = [UNTOUCHED; 2];
-    done(target, &Command::ExpectEither { span, contents })
+    done(target, &Command::expect(span, UNTOUCHED))
 }
 
 #[cfg(test)]
@@ -196,15 +190,14 @@ mod tests {
     /// Executes a request, or a part of it.
     fn write(target: &mut FakeEnd, request: Request, length: u32) {
         let span = span(request.target, length);
-        let Content::Seed(seed) = content(SEED, request.source) else {
-            panic!("no seed")
-        };
-        done(target, &Command::Put { span, seed }).unwrap();
+        let content = content(SEED, request.source);
+        done(target, &Command::Put { span, content }).unwrap();
     }
 
     fn change(target: &mut FakeEnd, offset: u64, value: u8) {
         let span = Span { offset, length: 1 };
-        done(target, &Command::Fill { span, value }).unwrap();
+        let content = Content::Value(value);
+        done(target, &Command::Put { span, content }).unwrap();
     }
 
     /// Slots whose targets were all written twice, and a request in progress.

@@ -1,16 +1,18 @@
 //! `rdma`: transfers between memory of the one end and memory of the other.
 
-use peerbar_report::{PayloadFlow, Rdma};
+use peerbar_report::Rdma;
 
 use crate::conductor::{
-    EndSpec, Results, Site, Step, TwoEnds, between, counted, length, memory_size,
+    Counted, EndSpec, Results, Site, Step, TwoEnds, between, counted, length, memory_size,
 };
 use crate::ends::{Ends, Way};
 
 impl TwoEnds for Rdma {
     fn ends(&self) -> [EndSpec<'_>; 2] {
-        let sides = [(&self.nic, &self.from), (&self.peer, &self.to)];
-        sides.map(|(nic, memory)| EndSpec::new(nic, memory.clone()))
+        [
+            EndSpec::new(&self.nic, &self.from),
+            EndSpec::new(&self.peer, &self.to),
+        ]
     }
 
     fn sizes(&self) -> &[u64] {
@@ -23,13 +25,8 @@ impl TwoEnds for Rdma {
         })
     }
 
-    fn judge_flows(
-        &self,
-        flows: &[PayloadFlow],
-        _uncounted: &[&str],
-        results: &Results,
-    ) -> Step<()> {
-        self.judge(flows, results.payload)
+    fn judge_payload(&self, counted: Counted<'_>, results: &Results) -> Step<()> {
+        self.judge(counted.flows, results.payload)
     }
 }
 

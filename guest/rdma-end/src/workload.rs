@@ -263,9 +263,8 @@ impl Receiving {
         if self.workload.requests == Requests::ReceivesUnseen {
             return Ok(());
         }
-        let contents = [slots::content(self.workload.seed, source); 2];
-        let span = slots::span(slot, MESSAGE);
-        let compared = done(end, &Command::ExpectEither { span, contents });
+        let content = slots::content(self.workload.seed, source);
+        let compared = done(end, &Command::expect(slots::span(slot, MESSAGE), content));
         compared.map_err(|source| WorkloadError::Torn { id, slot, source })
     }
 }

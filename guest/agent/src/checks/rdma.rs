@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use peerbar_rdma_end::{EndSpec, Moment, Results, Site, StartedEnd, Step, TwoEnds};
+use peerbar_rdma_end::{Counted, EndSpec, Moment, Results, Site, StartedEnd, Step, TwoEnds};
 use peerbar_report::{
     CheckKind, Measure, Rdma, RdmaChain, RdmaCompletions, RdmaLost, RdmaMemory, RdmaRefused,
 };
@@ -117,7 +117,11 @@ impl<'a> Conducted<'a> {
         watch.write_to(measure);
         results.write_to(measure, check);
         passed(results, measure)?;
-        let judged = check.judge_flows(&watch.flows()?, &watch.uncounted(), results);
+        let counted = Counted {
+            flows: &watch.flows()?,
+            uncounted: &watch.uncounted(),
+        };
+        let judged = check.judge_payload(counted, results);
         judged.map_err(anyhow::Error::msg)?;
         Ok(CheckOutcome::Passed)
     }

@@ -10,14 +10,13 @@ use anyhow::{Context as _, bail, ensure};
 use peerbar_gds::{FileOptions, GpuFile, Policy};
 use peerbar_rdma_end::{
     self as rdma_end, Address, Answer, Command, Completed, End, OwnResults, OwnTests, Span, Tested,
-    content,
 };
 use peerbar_verbs::{
     AccessFlags, AddressHandle, Completion, Context, Gid, Operation, Peer, ProtectionDomain,
     QueuePair, Region, Remote,
 };
 
-use super::memory::{Memory, MemoryKind};
+use super::memory::{Memory, MemoryKind, compared};
 use super::spare::{self, SpareMemory};
 use super::{DEPTH, TIME_OUT, completions, completions_lost, refusals, vram};
 
@@ -100,29 +99,15 @@ impl LocalEnd {
             Command::Stop => self.pair.stop()?,
             Command::Workload(_) => bail!("a server does it by other commands"),
             Command::Connect(address) => self.connect(address)?,
-            Command::Fill { span, value } => {
-                let length = usize::try_from(span.length)?;
-                self.memory.write(span.offset, &vec![*value; length])?;
+            Command::Put { span, content } => {
+                self.memory
+                    .write(span.offset, &content.bytes(span.length))?;
             }
-            Command::Put { span, seed } => {
-                let bytes = content(*seed, span.length);
-                self.memory.write(span.offset, &bytes)?;
-            }
-            Command::Expect { span, seed } => {
-                let wanted = content(*seed, span.length);
-                return Ok(compared(self.memory.expect(span.offset, &wanted)));
-            }
-            Command::ExpectValue { span, value } => {
-                let wanted = vec![*value; usize::try_from(span.length)?];
-                let what = || format!("at {}, where no transfer writes", span.offset);
-                let kept = self.memory.expect(span.offset, &wanted);
-                return Ok(compared(kept.with_context(what)));
-            }
-            Command::ExpectEither { span, contents } => {
+            Command::Expect { span, contents } => {
                 let [one, two] = contents.map(|content| content.bytes(span.length));
-                let what = || format!("at {}: {contents:?}", span.offset);
+                let place = || format!("at {}: {contents:?}", span.offset);
                 let seen = self.memory.expect_either(span.offset, &one, &two);
-                return Ok(compared(seen.with_context(what)));
+                return Ok(compared(seen.with_context(place)));
             }
             Command::Receive { id, span } => {
                 let into = self.region.local(span.offset, span.length);
@@ -296,16 +281,6 @@ impl Other {
             } => Operation::WriteImmediate(remote_at(remote), data),
             rdma_end::Operation::Read { remote } => Operation::Read(remote_at(remote)),
         }
-    }
-}
-
-/// Converts the result of a comparison of memory.
-pub(super) fn compared(memory: anyhow::Result<()>) -> Answer {
-    match memory {
-        Ok(()) => Answer::Done,
-        Err(error) => Answer::Differs {
-            reason: format!("{error:#}"),
-        },
     }
 }
 

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
+use peerbar_rdma_end::Answer;
 use peerbar_verbs::{AccessFlags, CompletionMemory, ProtectionDomain, Region};
 
 /// Page size of the guest.
@@ -169,6 +170,16 @@ impl Memory {
 impl CompletionMemory for Memory {
     fn mapping(&self) -> &Mapping {
         self.mapping()
+    }
+}
+
+/// Converts the result of a comparison of memory.
+pub(crate) fn compared(memory: anyhow::Result<()>) -> Answer {
+    match memory {
+        Ok(()) => Answer::Done,
+        Err(error) => Answer::Differs {
+            reason: format!("{error:#}"),
+        },
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use clap::ValueEnum;
-use peerbar_rdma_end::{Answer, Command, End as _, Operation, Span};
+use peerbar_rdma_end::{Answer, Command, Content, End as _, Operation, Span};
 use peerbar_report::RdmaRate;
 use peerbar_verbs::Status;
 
@@ -13,7 +13,7 @@ use super::end::{self, LocalEnd};
 use super::memory::MemoryKind;
 
 /// The content of the target before the first request.
-const UNTOUCHED: u8 = 0xa5;
+const UNTOUCHED: Content = Content::Value(0xa5);
 
 /// The kind of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -123,11 +123,11 @@ impl Load {
     /// Fills the source with its content, and the target with another one.
     fn fill(&mut self) -> anyhow::Result<()> {
         for slot in 0..DEPTH.into() {
-            let (span, value) = (self.span(slot), UNTOUCHED);
-            let seed = self.content(slot);
+            let (span, content) = (self.span(slot), self.content(slot));
             let [source, target] = self.sides();
-            end::done(source, &Command::Put { span, seed })?;
-            end::done(target, &Command::Fill { span, value })?;
+            end::done(source, &Command::Put { span, content })?;
+            let content = UNTOUCHED;
+            end::done(target, &Command::Put { span, content })?;
         }
         Ok(())
     }
@@ -135,9 +135,9 @@ impl Load {
     /// Compares the target with the expected content.
     fn expect(&mut self) -> anyhow::Result<()> {
         for slot in 0..DEPTH.into() {
-            let (span, seed) = (self.span(slot), self.content(slot));
+            let wanted = Command::expect(self.span(slot), self.content(slot));
             let [_, target] = self.sides();
-            match target.ask(&Command::Expect { span, seed })? {
+            match target.ask(&wanted)? {
                 Answer::Done => {}
                 answer => bail!("slot {slot} after the requests: {answer:?}"),
             }
@@ -145,13 +145,13 @@ impl Load {
         Ok(())
     }
 
-    /// Returns the seed of a slot's content. Any receive may take any message, so all messages are
+    /// Returns a slot's content. Any receive may take any message, so all messages are
     /// alike.
-    fn content(&self, slot: u64) -> u64 {
-        match self.kind {
+    fn content(&self, slot: u64) -> Content {
+        Content::Seed(match self.kind {
             Kind::Sends => self.seed,
             Kind::Writes | Kind::Reads => self.seed.wrapping_add(slot),
-        }
+        })
     }
 
     /// Returns the end with the source, and the one with the target.

@@ -6,7 +6,7 @@ use peerbar_rdma_end::{Answer, PairState, Rights, Spare, SpareCommand};
 use peerbar_verbs::{AccessFlags, ProtectionDomain, QueuePair, Region};
 
 use super::DEPTH;
-use super::memory::{Memory, MemoryKind, SPARE_ADDRESS};
+use super::memory::{Memory, MemoryKind, SPARE_ADDRESS, compared};
 
 /// Number of buffers that are allocated once memory is freed: enough to get its addresses.
 const OTHERS: usize = 8;
@@ -83,7 +83,7 @@ pub(crate) fn answer(
         SpareCommand::Deregister => spare.region = None,
         SpareCommand::Free => spare.free()?,
         SpareCommand::Revoke => spare.memory.buffer()?.revoke()?,
-        SpareCommand::Expect => return Ok(super::end::compared(spare.expect())),
+        SpareCommand::Expect => return Ok(compared(spare.expect())),
         SpareCommand::Make(_) => {}
     }
     Ok(Answer::Done)
