@@ -121,9 +121,34 @@ impl<'a> BuildTools<'a> {
     }
 }
 
+/// Returns the compiler's errors with the lines that it quotes. If there are none, returns make's
+/// errors.
+pub(crate) fn complaints(output: &str) -> Vec<&str> {
+    let mut is_quoted = false;
+    let of_compiler = |line: &&str| {
+        let is_error = line.contains("error:") || line.starts_with("ERROR:");
+        is_quoted = is_error || (is_quoted && line.starts_with(' '));
+        is_quoted
+    };
+    let mut complaints: Vec<&str> = output.lines().filter(of_compiler).collect();
+    if complaints.is_empty() {
+        complaints.extend(output.lines().filter(|line| line.contains("*** ")));
+    }
+    complaints
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn complaints_are_those_of_the_compiler_with_their_quotes() {
+        let output =
+            "  CC a.o\na.c:2:7: error: e\n    2 | f(e);\n      |   ^\nmake: *** [a.o] Error 1\n";
+        let all = ["a.c:2:7: error: e", "    2 | f(e);", "      |   ^"];
+        assert_eq!(complaints(output), all);
+        assert_eq!(complaints("make: *** no rule\n"), ["make: *** no rule"]);
+    }
 
     fn tree(without: &str) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();

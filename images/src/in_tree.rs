@@ -61,42 +61,72 @@ const SETS: [&ModuleSet; 2] = [&IOMMUFD, &EFA];
 /// The largest size of the sources of a set, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-/// Returns the files of modules that `wanted` names and that `kernel`, the kernel of `root`, was
-/// built without, if a set has them. Builds them if the cache lacks them, which needs the source of
-/// the kernel, and fetches that.
-///
-/// # Errors
-/// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::OtherSource`] if it is of
-/// another version, [`ImageError::ModuleBuild`], [`ImageError::Io`].
-pub(crate) fn missing(
-    cache: &Cache,
-    kernel: &Kernel,
-    root: &Root,
-    wanted: &[String],
-) -> Result<Vec<PathBuf>, ImageError> {
-    let mut built = Vec::new();
-    for set in SETS {
-        if wanted.iter().any(|name| name == set.name) && !kernel.has_module(set.name)? {
-            built.extend(build(cache, kernel, root, set)?);
-        }
+impl Kernel {
+    /// Like [`Kernel::with_sources`], for modules that also include `headers` of the kernel's own
+    /// tree, which packages of headers lack. For the kernel of `root` they come from its source,
+    /// which is fetched if the cache lacks it.
+    ///
+    /// # Errors
+    /// [`ImageError::NoPrivateHeader`] for a user's kernel without them, and those of
+    /// [`Kernel::with_sources`] and [`Kernel::with_missing_modules`].
+    pub fn with_sources_and_headers(
+        mut self,
+        cache: &Cache,
+        root: Option<&Root>,
+        sources: &Path,
+        headers: &'static [&'static str],
+    ) -> Result<Self, ImageError> {
+        let built = with_headers(cache, &self, root, sources, headers)?;
+        self.added.extend(built);
+        Ok(self)
     }
-    Ok(built)
-}
 
-/// Returns `true` if [`missing`] may build a module that `wanted` names, so that it needs the
-/// kernel's source. Without a `kernel` its modules are not known.
-pub(crate) fn needs_source(kernel: Option<&Kernel>, wanted: &[String]) -> Result<bool, ImageError> {
-    for set in SETS {
-        if wanted.iter().any(|name| name == set.name) {
-            let has_it = kernel
-                .map(|kernel| kernel.has_module(set.name))
-                .transpose()?;
-            if has_it != Some(true) {
-                return Ok(true);
+    /// Adds modules to this kernel, which must be that of `root`: those that `wanted` names, that
+    /// the kernel was built without, and that can be built from its source: iommufd, and vfio with
+    /// character devices. Builds them if the cache lacks them, which fetches the source.
+    ///
+    /// # Errors
+    /// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::OtherSource`] if it is
+    /// of another version, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+    pub fn with_missing_modules(
+        mut self,
+        cache: &Cache,
+        root: &Root,
+        wanted: &[String],
+    ) -> Result<Self, ImageError> {
+        for set in SETS {
+            if wanted.iter().any(|name| name == set.name) && !self.has_module(set.name)? {
+                let built = build(cache, &self, root, set)?;
+                self.added.extend(built);
             }
         }
+        Ok(self)
     }
-    Ok(false)
+
+    /// Returns Debian's package with its source, such as `linux-source-7.3`.
+    #[must_use]
+    pub fn source_package(&self) -> String {
+        source_package(&self.release)
+    }
+
+    /// Returns `true` if [`Kernel::with_missing_modules`] may need the kernel's source for the
+    /// modules that `wanted` names. Without a `kernel` its modules are not known.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if its modules cannot be listed.
+    pub fn needs_source(kernel: Option<&Self>, wanted: &[String]) -> Result<bool, ImageError> {
+        for set in SETS {
+            if wanted.iter().any(|name| name == set.name) {
+                let has_it = kernel
+                    .map(|kernel| kernel.has_module(set.name))
+                    .transpose()?;
+                if has_it != Some(true) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
 }
 
 /// Returns the names of the modules that a kernel without them gets from its source.
@@ -126,8 +156,8 @@ fn build(
 /// from its source; a user's kernel has them in its build tree.
 ///
 /// # Errors
-/// [`ImageError::NoPrivateHeader`], and those of [`missing`].
-pub(crate) fn with_headers(
+/// [`ImageError::NoPrivateHeader`], and those of [`Kernel::with_missing_modules`].
+fn with_headers(
     cache: &Cache,
     kernel: &Kernel,
     root: Option<&Root>,
@@ -171,7 +201,7 @@ fn source_archive(cache: &Cache, kernel: &Kernel, root: &Root) -> Result<PathBuf
 
 /// Returns Debian's package with the source of `release`: for `7.3.4+deb13-amd64` it is
 /// `linux-source-7.3`.
-pub(crate) fn source_package(release: &str) -> String {
+fn source_package(release: &str) -> String {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let major = numbers.next().unwrap_or_default();
     let minor = numbers.next().unwrap_or_default();

@@ -7,10 +7,7 @@ use crate::cache::Kind;
 use crate::error::io_error;
 use crate::kernel_tree::BUILT_IMAGE;
 use crate::modules::Tree;
-use crate::out_of_tree::Author;
-use crate::{
-    Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache, in_tree, out_of_tree,
-};
+use crate::{Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache};
 
 /// The rule by which kernels are unpacked: another rule makes other cache entries.
 const UNPACKING: &str = "without KASAN";
@@ -45,94 +42,6 @@ impl Kernel {
             added: Vec::new(),
             config: None,
         }
-    }
-
-    /// Adds the modules that the folder `sources` (C sources and a `Kbuild`) builds for this
-    /// kernel. Builds them if the cache has none of these sources: for the kernel of `root` with
-    /// the root's own compiler, for a user's kernel in its build tree, with the host's make and
-    /// compiler. A warning is an error. This does not use the network.
-    ///
-    /// # Errors
-    /// [`ImageError::NoBuildTree`] for a user's kernel without one, [`ImageError::ModuleBuild`],
-    /// [`ImageError::Io`].
-    pub fn with_sources(
-        mut self,
-        cache: &Cache,
-        root: Option<&Root>,
-        sources: &Path,
-    ) -> Result<Self, ImageError> {
-        let built = out_of_tree::build_folder(cache, &self, root, sources, Author::Peerbar)?;
-        self.added.extend(built);
-        Ok(self)
-    }
-
-    /// Like [`Kernel::with_sources`], for modules that also include `headers` of the kernel's own
-    /// tree, which packages of headers lack. For the kernel of `root` they come from its source,
-    /// which is fetched if the cache lacks it.
-    ///
-    /// # Errors
-    /// [`ImageError::NoPrivateHeader`] for a user's kernel without them, and those of
-    /// [`Kernel::with_sources`] and [`Kernel::with_missing_modules`].
-    pub fn with_sources_and_headers(
-        mut self,
-        cache: &Cache,
-        root: Option<&Root>,
-        sources: &Path,
-        headers: &'static [&'static str],
-    ) -> Result<Self, ImageError> {
-        let built = in_tree::with_headers(cache, &self, root, sources, headers)?;
-        self.added.extend(built);
-        Ok(self)
-    }
-
-    /// Adds modules to this kernel, which must be that of `root`: those that `wanted` names, that
-    /// the kernel was built without, and that can be built from its source: iommufd, and vfio with
-    /// character devices. Builds them if the cache lacks them, which fetches the source.
-    ///
-    /// # Errors
-    /// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::ModuleBuild`],
-    /// [`ImageError::Io`].
-    pub fn with_missing_modules(
-        mut self,
-        cache: &Cache,
-        root: &Root,
-        wanted: &[String],
-    ) -> Result<Self, ImageError> {
-        let built = in_tree::missing(cache, &self, root, wanted)?;
-        self.added.extend(built);
-        Ok(self)
-    }
-
-    /// Returns Debian's package with its source, such as `linux-source-7.3`.
-    #[must_use]
-    pub fn source_package(&self) -> String {
-        in_tree::source_package(&self.release)
-    }
-
-    /// Returns `true` if [`Kernel::with_missing_modules`] may need the kernel's source for the
-    /// modules that `wanted` names. Without a `kernel` its modules are not known.
-    ///
-    /// # Errors
-    /// [`ImageError::Io`] if its modules cannot be listed.
-    pub fn needs_source(kernel: Option<&Self>, wanted: &[String]) -> Result<bool, ImageError> {
-        in_tree::needs_source(kernel, wanted)
-    }
-
-    /// Adds the modules that the user's folder `sources` builds for this kernel, like
-    /// [`Kernel::with_sources`], but without turning warnings into errors. Returns the files of
-    /// those modules as well: `NAME.ko`, with the name as in `/proc/modules`.
-    ///
-    /// # Errors
-    /// [`ImageError::NoSources`], and those of [`Kernel::with_sources`].
-    pub fn with_user_sources(
-        mut self,
-        cache: &Cache,
-        root: Option<&Root>,
-        sources: &Path,
-    ) -> Result<(Self, Vec<PathBuf>), ImageError> {
-        let built = out_of_tree::build_folder(cache, &self, root, sources, Author::User)?;
-        self.added.extend_from_slice(&built);
-        Ok((self, built))
     }
 
     /// Returns the user's own kernel: a bzImage, a vmlinux, or a build tree. `modules` is

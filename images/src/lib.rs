@@ -43,6 +43,7 @@ mod pipe;
 mod progress;
 mod prune;
 mod qemu;
+mod qemu_choice;
 mod recipe;
 mod root;
 mod toolchain;

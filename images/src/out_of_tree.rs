@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use crate::build_tools::BuildTools;
+use crate::build_tools::{BuildTools, complaints};
 use crate::cache::{BuildLock, Kind};
 use crate::error::io_error;
 use crate::progress::Progress;
@@ -59,6 +59,44 @@ const NO_DEBUG_INFO: &str = "CONFIG_DEBUG_INFO=";
 #[must_use]
 pub fn is_module_folder(folder: &Path) -> bool {
     RULES.iter().any(|rules| folder.join(rules).is_file())
+}
+
+impl Kernel {
+    /// Adds the modules that the folder `sources` (C sources and a `Kbuild`) builds for this
+    /// kernel. Builds them if the cache has none of these sources: for the kernel of `root` with
+    /// the root's own compiler, for a user's kernel in its build tree, with the host's make and
+    /// compiler. A warning is an error. This does not use the network.
+    ///
+    /// # Errors
+    /// [`ImageError::NoBuildTree`] for a user's kernel without one, [`ImageError::ModuleBuild`],
+    /// [`ImageError::Io`].
+    pub fn with_sources(
+        mut self,
+        cache: &Cache,
+        root: Option<&Root>,
+        sources: &Path,
+    ) -> Result<Self, ImageError> {
+        let built = build_folder(cache, &self, root, sources, Author::Peerbar)?;
+        self.added.extend(built);
+        Ok(self)
+    }
+
+    /// Adds the modules that the user's folder `sources` builds for this kernel, like
+    /// [`Kernel::with_sources`], but without turning warnings into errors. Returns the files of
+    /// those modules as well: `NAME.ko`, with the name as in `/proc/modules`.
+    ///
+    /// # Errors
+    /// [`ImageError::NoSources`], and those of [`Kernel::with_sources`].
+    pub fn with_user_sources(
+        mut self,
+        cache: &Cache,
+        root: Option<&Root>,
+        sources: &Path,
+    ) -> Result<(Self, Vec<PathBuf>), ImageError> {
+        let built = build_folder(cache, &self, root, sources, Author::User)?;
+        self.added.extend_from_slice(&built);
+        Ok((self, built))
+    }
 }
 
 /// Returns the modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for
@@ -414,22 +452,6 @@ fn before_path(dir: &Path) -> OsString {
     path
 }
 
-/// Returns the compiler's errors with the lines that it quotes. If there are none, returns make's
-/// errors.
-pub(crate) fn complaints(output: &str) -> Vec<&str> {
-    let mut is_quoted = false;
-    let of_compiler = |line: &&str| {
-        let is_error = line.contains("error:") || line.starts_with("ERROR:");
-        is_quoted = is_error || (is_quoted && line.starts_with(' '));
-        is_quoted
-    };
-    let mut complaints: Vec<&str> = output.lines().filter(of_compiler).collect();
-    if complaints.is_empty() {
-        complaints.extend(output.lines().filter(|line| line.contains("*** ")));
-    }
-    complaints
-}
-
 /// Returns all modules in a folder and in the folders below it.
 fn modules_below(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let mut modules = modules_in(dir)?;
@@ -549,15 +571,6 @@ mod tests {
         };
         assert_eq!(reason, "a.c:2: error: e [-Werror]");
         assert!(fs::read_to_string(log).unwrap().contains("warning: w"));
-    }
-
-    #[test]
-    fn complaints_are_those_of_the_compiler_with_their_quotes() {
-        let output =
-            "  CC a.o\na.c:2:7: error: e\n    2 | f(e);\n      |   ^\nmake: *** [a.o] Error 1\n";
-        let all = ["a.c:2:7: error: e", "    2 | f(e);", "      |   ^"];
-        assert_eq!(complaints(output), all);
-        assert_eq!(complaints("make: *** no rule\n"), ["make: *** no rule"]);
     }
 
     #[test]

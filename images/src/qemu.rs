@@ -1,4 +1,4 @@
-//! The choice of QEMU, and its start.
+//! A QEMU, its properties and its start.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::cache::Kind;
 use crate::error::io_error;
 use crate::version::Version;
-use crate::{Cache, ImageError, Root, cache};
+use crate::{Cache, ImageError, cache};
 
 /// The restrictions that QEMU applies to itself with `-sandbox` (seccomp(2)): it starts no program,
 /// and changes neither its user nor its priority.
@@ -55,36 +55,11 @@ pub enum Origin {
     Named,
     /// It was found on `PATH`.
     Path,
-    /// It is the one of the [`Root`].
+    /// It is the one of the root.
     Root,
 }
 
 impl Qemu {
-    /// Finds the QEMU at `explicit`, otherwise the one on `PATH` if it is fit, otherwise the one of
-    /// the [`Root`], which is made if the cache has none. Fit means 10.1.1 or later with a
-    /// `vfio-user-pci` device.
-    ///
-    /// # Errors
-    /// About `explicit`: [`ImageError::NoQemu`], [`ImageError::NotQemu`],
-    /// [`ImageError::QemuTooOld`], [`ImageError::QemuWithoutVfioUser`]. Otherwise those of
-    /// [`Root::get`].
-    pub fn find(explicit: Option<&Path>, cache: &Cache) -> Result<Self, ImageError> {
-        if let Some(path) = explicit {
-            return Self::named(path);
-        }
-        match Self::on_path(cache) {
-            Some(qemu) => Ok(qemu),
-            None => Ok(Self::from_root(&Root::get(cache)?)),
-        }
-    }
-
-    /// Returns the QEMU of `root`. It needs neither chroot nor privileges: it runs on its own
-    /// dynamic loader and libraries.
-    #[must_use]
-    pub fn from_root(root: &Root) -> Self {
-        Self::in_tree(root.path(), root.manifest().qemu)
-    }
-
     /// Returns a command that starts it, without the options of a virtual machine.
     #[must_use]
     pub fn command(&self) -> Command {
@@ -122,7 +97,8 @@ impl Qemu {
         }
     }
 
-    fn named(path: &Path) -> Result<Self, ImageError> {
+    /// Returns the QEMU at `path`, which must be fit.
+    pub(crate) fn named(path: &Path) -> Result<Self, ImageError> {
         let no_qemu = || ImageError::NoQemu {
             path: path.to_path_buf(),
         };

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use crate::ImageError;
-use crate::build_tools::BuildTools;
+use crate::build_tools::{BuildTools, complaints};
 use crate::error::io_error;
-use crate::out_of_tree::complaints;
 use crate::pipe::pipe_to;
 use crate::progress::Progress;
 
