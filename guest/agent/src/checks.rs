@@ -37,8 +37,6 @@ use crate::counters::Traffic;
 use crate::guest_context::{GuestContext, NO_TOOLS_ROOT};
 use crate::kmsg::Expected;
 
-pub(crate) use route::Share;
-
 /// The behaviour of a kind of check in the guest.
 pub(crate) trait Run {
     /// Runs the check. `measure` contains its figures even if it fails.

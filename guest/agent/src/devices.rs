@@ -9,9 +9,19 @@ use anyhow::{Context, bail, ensure};
 use peerbar_gds::{FileOptions, Gpu, GpuFile, Policy};
 use peerbar_report::NvmeDevice;
 
-use crate::checks::Share;
 use crate::disk::Disk;
 use crate::p2pmem::Pool;
+
+/// Payload that a device must have moved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The device's index in the plan.
+    pub(crate) number: u32,
+    /// Its name.
+    pub(crate) name: String,
+    /// Number of bytes.
+    pub(crate) bytes: u64,
+}
 
 /// A controller that is live and has a disk.
 #[derive(Clone, Debug)]

@@ -36,8 +36,6 @@ const GREETING: Duration = Duration::from_secs(10);
 /// Pause after a connection that could not be accepted: the process may have run out of descriptors
 /// for a while.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Exit status for a program that cannot be started, as in a shell.
-const CANNOT_START: i32 = 126;
 /// The byte that the process sends once it listens.
 const LISTENING: u8 = b'!';
 
@@ -135,7 +133,7 @@ fn serve(
     };
     stream.set_read_timeout(None)?;
     let started = prepared(request, placeholders, others)
-        .map_err(|error| (format!("{error:#}"), CANNOT_START))
+        .map_err(|error| (format!("{error:#}"), program::CANNOT_START))
         .and_then(|request| program::start(&request));
     match started {
         Ok(program) => program.run(stream),

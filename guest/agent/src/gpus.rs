@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use peerbar_report::Plan;
 
-use crate::checks::Share;
-use crate::devices::{Roots, attribute, bar_start};
+use crate::devices::{Roots, Share, attribute, bar_start};
 use crate::p2pmem::Pool;
-use crate::user_drivers::APERTURE;
+
+/// The BAR through which a GPU exposes its memory (devices/gpu/INTERFACE.md).
+pub const APERTURE: u32 = 2;
 
 /// PCI vendor and device ID of a peerbar GPU (devices/gpu/INTERFACE.md).
 const IDENTITY: (&str, &str) = ("0x1af4", "0x10f0");

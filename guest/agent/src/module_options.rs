@@ -2,8 +2,6 @@
 //! of its built-in modules. The program that loads a module must pass its parameters (Linux,
 //! Documentation/admin-guide/kernel-parameters.rst).
 
-use crate::modules::normal;
-
 /// Returns the parameters that a kernel's command line has for `module`, as finit_module(2) takes
 /// them. Quotes stay around values with spaces. Words after `--` are for init.
 pub(crate) fn of(command_line: &str, module: &str) -> String {
@@ -33,6 +31,11 @@ fn words(command_line: &str) -> Vec<String> {
         )
     });
     words.collect()
+}
+
+/// Returns a module's name with `_` in place of `-`, which the kernel treats as equal.
+pub(crate) fn normal(name: &str) -> String {
+    name.replace('-', "_")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::system::finit_module;
 
 use crate::kmsg::KernelLog;
-use crate::module_options;
+use crate::module_options::{self, normal};
 
 /// Number of lines of the kernel's log shown for a module that it refuses.
 const SAID: usize = 8;
@@ -307,11 +307,6 @@ impl Order<'_> {
             self.visit(other);
         }
     }
-}
-
-/// Returns the kernel treats `-` and `_` in a module's name as equal.
-pub(crate) fn normal(name: &str) -> String {
-    name.replace('-', "_")
 }
 
 #[cfg(test)]

@@ -11,11 +11,8 @@ use peerbar_report::VfioBackend;
 use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, DmaSpace, VfioDevice};
 
 use crate::devices::{Controller, attribute};
-use crate::gpus::Gpu;
+use crate::gpus::{APERTURE, Gpu};
 use crate::guest_context::GuestContext;
-
-/// The BAR through which a GPU exposes its memory (devices/gpu/INTERFACE.md).
-pub const APERTURE: u32 = 2;
 
 /// Time limit for the return of a driver.
 const TIME_OUT: Duration = Duration::from_secs(30);

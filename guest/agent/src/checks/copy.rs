@@ -8,9 +8,10 @@ use std::thread;
 use anyhow::{Context, anyhow};
 
 use super::layout::{CopyOffsets, Layout, rounds};
-use super::route::{Share, explain, judge};
+use super::route::{explain, judge};
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;
+use crate::devices::Share;
 use crate::disk;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;

@@ -12,9 +12,10 @@ use peerbar_gds::{
 };
 
 use super::layout::{CopyOffsets, Layout, rounds};
-use super::route::{Share, judge};
+use super::route::judge;
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;
+use crate::devices::Share;
 use crate::disk;
 use crate::file_system::Volume;
 use crate::guest_context::GuestContext;

@@ -3,6 +3,7 @@
 
 mod figures;
 mod guest_time;
+mod initiator;
 mod judgement;
 mod kernel_reads;
 mod live;
@@ -14,11 +15,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{GpuDriver, GpuInitiated, Measure, QueueAddresses};
-use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, QueueDoorbells, RegisterAccess};
+use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};
 
 use self::figures::{Figures, Measurement, Rate, busy_asleep};
+use self::initiator::{
+    BYTES, Initiator, QUEUE, READ_BYTES, READS, blocks_of_a_read, give_queues, launch, verify,
+};
 use self::judgement::{Done, ends_with, judge};
 use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
@@ -32,14 +35,6 @@ use crate::guest_context::GuestContext;
 use crate::user_drivers::address_space;
 use peerbar_pattern::Pattern;
 
-/// Number of reads of a launch, and bytes of each.
-const READS: u16 = 1000;
-const READ_BYTES: u64 = 4096;
-const BYTES: u64 = READS as u64 * READ_BYTES;
-/// The first queue pair of the GPU. The queue pair before it belongs to the program.
-const QUEUE: u16 = 2;
-/// Time limit from one completion to the next.
-const LIMIT: Duration = Duration::from_secs(10);
 /// Target duration of a round of launches.
 const ROUND: Duration = Duration::from_millis(250);
 
@@ -100,36 +95,6 @@ impl Run for GpuInitiated {
     fn has_own_addresses(&self) -> bool {
         self.addresses == QueueAddresses::Io
     }
-}
-
-/// A channel of a GPU that drives a pair of queues of a disk, regardless of the GPU's driver.
-trait Initiator {
-    /// Limit of the launches that are waited for together.
-    const LAUNCHES: u16;
-
-    /// Returns the queues, by addresses that the disk uses.
-    fn queues(&self) -> anyhow::Result<QueueMemory>;
-
-    /// Sets the doorbells' locations. Must precede the first launch.
-    fn use_doorbells(&mut self, disk: &Disk, doorbells: QueueDoorbells) -> anyhow::Result<()>;
-
-    /// Returns the destination of each read, by addresses that the disk uses.
-    fn destinations(&self) -> &[u64];
-
-    /// Lets the GPU read `blocks` logical blocks to each destination, after the earlier launches.
-    fn launch(&mut self, blocks: u16) -> anyhow::Result<()>;
-
-    /// Waits for all launches.
-    fn wait(&mut self) -> anyhow::Result<()>;
-
-    /// Returns the number of doorbells that the GPU says it has written.
-    fn doorbells(&self) -> anyhow::Result<u64>;
-
-    /// Zeroes all data.
-    fn clear(&self) -> anyhow::Result<()>;
-
-    /// Returns the data.
-    fn data(&self) -> anyhow::Result<Vec<u8>>;
 }
 
 /// The result of the reads.
@@ -231,20 +196,6 @@ fn read(
     })
 }
 
-/// Makes a pair of queues of the disk for each channel.
-fn give_queues(gpus: &mut [impl Initiator], disk: &mut Disk) -> anyhow::Result<()> {
-    for (queue, gpu) in (QUEUE..).zip(gpus) {
-        let doorbells = disk.create_queue(queue, gpu.queues()?)?;
-        gpu.use_doorbells(disk, doorbells)?;
-        gpu.clear()?;
-    }
-    Ok(())
-}
-
-fn blocks_of_a_read(disk: &Disk) -> anyhow::Result<u16> {
-    Ok(u16::try_from(READ_BYTES / disk.identity().block_bytes)?)
-}
-
 /// Lets all channels of the GPU read at once for some time. Returns the total number of launches.
 fn read_by_gpu<I: Initiator>(
     measurement: Measurement<'_>,
@@ -267,23 +218,6 @@ fn read_by_gpu<I: Initiator>(
         Ok(more.saturating_mul(READS.into()))
     })?;
     Ok((launches, by_gpu))
-}
-
-/// Launches equally often on each channel, and waits for all. Returns the total number of launches.
-fn launch(gpus: &mut [impl Initiator], blocks: u16, each: u16) -> anyhow::Result<u64> {
-    for gpu in &mut *gpus {
-        for _ in 0..each {
-            gpu.launch(blocks)?;
-        }
-    }
-    for gpu in &mut *gpus {
-        gpu.wait()?;
-    }
-    Ok(u64::from(each).saturating_mul(gpus.len() as u64))
-}
-
-fn verify(gpu: &impl Initiator, pattern: Pattern) -> anyhow::Result<()> {
-    Ok(pattern.verify(0, &gpu.data()?)?)
 }
 
 /// Reads all blocks by the driver in this process. Returns their number.

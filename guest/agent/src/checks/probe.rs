@@ -6,6 +6,7 @@
 //! its memory itself.
 
 mod by_verbs;
+mod pair;
 mod user_driven;
 
 use super::{CheckOutcome, Run};
@@ -19,6 +20,7 @@ use anyhow::{Context, ensure};
 use peerbar_gds::Mapping;
 use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer};
 
+use self::pair::{BYTES, Direction, LENGTH, Pair};
 use self::user_driven::UserDriven;
 use super::vfio_nvme::TakenDevices;
 use crate::counters::TrafficWatch;
@@ -28,19 +30,6 @@ use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 use crate::mapped_buffer::MappedBuffer;
 use peerbar_pattern::Pattern;
-
-/// Size of a transfer in bytes: many pages, but less than controllers take in one command.
-const LENGTH: u64 = 64 << 10;
-const BYTES: usize = 64 << 10;
-
-/// The direction of the data.
-#[derive(Clone, Copy, Debug)]
-enum Direction {
-    /// From the near end to the far end: the client writes to the provider's memory.
-    There,
-    /// From the far end to the near end: the client reads from the provider's memory.
-    Back,
-}
 
 impl Run for Probe {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
@@ -178,17 +167,6 @@ fn client_number(guest: &GuestContext, probe: &Probe) -> anyhow::Result<u32> {
         Ok(nic) => Ok(nic.number),
         Err(_) => Ok(guest.controller(&probe.client)?.number),
     }
-}
-
-/// A client that can move data between its own storage and the other end.
-trait Pair {
-    /// Puts `bytes` at the start of `direction`, without peer-to-peer DMA, and something else where
-    /// they pass.
-    fn load(&mut self, direction: Direction, bytes: &[u8]) -> anyhow::Result<()>;
-    /// Moves the bytes.
-    fn carry(&mut self, direction: Direction) -> anyhow::Result<()>;
-    /// Returns the data at the end of `direction`.
-    fn arrived(&mut self, direction: Direction) -> anyhow::Result<Vec<u8>>;
 }
 
 fn pair(guest: &GuestContext, probe: &Probe) -> anyhow::Result<Box<dyn Pair>> {

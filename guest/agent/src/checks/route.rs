@@ -6,17 +6,7 @@ use anyhow::ensure;
 use peerbar_report::{Buffer, Measure, Route};
 
 use crate::counters::Traffic;
-
-/// Payload that a device must have moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// The device's index in the plan.
-    pub(crate) number: u32,
-    /// Its name.
-    pub(crate) name: String,
-    /// Number of bytes.
-    pub(crate) bytes: u64,
-}
+use crate::devices::Share;
 
 /// Adds an explanation to the kernel's errors for a peer-to-peer mapping that it refuses: of an NVMe
 /// disk EREMOTEIO up to Linux 6.16, EINVAL since.

@@ -22,11 +22,12 @@ use rustix::process::{
 };
 use vsock::VsockStream;
 
-use super::CANNOT_START;
 use super::input_queue::InputQueue;
 use super::streams::{self, Streams};
 use crate::tools;
 
+/// Exit status for a program that cannot be started, as in a shell.
+pub(super) const CANNOT_START: i32 = 126;
 /// Exit status for a program that does not exist, as in a shell.
 const NOT_FOUND: i32 = 127;
 /// Root's shell.

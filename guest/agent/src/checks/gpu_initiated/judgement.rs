@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{bail, ensure};
 use peerbar_report::QueueAddresses;
 
-use super::{BYTES, QUEUE, READS};
+use super::initiator::{BYTES, QUEUE, READS};
 use crate::counters::Traffic;
 use crate::user_gpu::GpuFault;
 

@@ -5,7 +5,7 @@ use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Direction, Error, GpuFile, Policy, Queue, Request};
 
 use super::figures::{KernelRates, Measurement, Rate};
-use super::{BYTES, READ_BYTES};
+use super::initiator::{BYTES, READ_BYTES};
 use crate::devices::Controller;
 use crate::disk::fill;
 use crate::gpus::Gpu;

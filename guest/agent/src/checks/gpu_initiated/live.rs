@@ -10,9 +10,8 @@ use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Error, Fault};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
 
-use super::own_driver::OwnDriverGpu;
-use super::revoked::read_by_new_queues;
-use super::{BYTES, Initiator as _, READ_BYTES, READS, blocks_of_a_read, give_queues};
+use super::initiator::{BYTES, Initiator as _, READ_BYTES, READS, blocks_of_a_read, give_queues};
+use super::own_driver::{OwnDriverGpu, read_by_new_queues};
 use crate::checks::held_back::{
     self, LIMIT, MARK, OFFSETS, PAUSE, firsts, in_progress, is_marked, until_commands_are_met,
 };

@@ -7,9 +7,12 @@ use peerbar_gds::{Buffer, Doorbells, GpuQueue, GpuRequest};
 use peerbar_nvme_driver::QueueMemory;
 use peerbar_vfio_nvme::{Disk, QueueDoorbells};
 
-use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
+use super::initiator::{
+    BYTES, Initiator, LIMIT, READ_BYTES, READS, blocks_of_a_read, give_queues, launch, verify,
+};
 use crate::gpus::Gpu;
 use crate::user_gpu::TIME_OUT;
+use peerbar_pattern::Pattern;
 
 /// A channel of the GPU, opened for this, with queues and data that the disk addresses by bus
 /// addresses.
@@ -161,4 +164,26 @@ impl Initiator for OwnDriverGpu {
         self.buffer.mapping().read(0, &mut seen)?;
         Ok(seen)
     }
+}
+
+/// Reads by queues of the disk that did not exist before.
+pub(super) fn read_by_new_queues(
+    mut disk: Disk,
+    (gpu, depth): (&Gpu, u16),
+    pattern: Pattern,
+) -> anyhow::Result<()> {
+    let mut next = [OwnDriverGpu::open(gpu, depth)?];
+    let outcome = read(&mut next, &mut disk, pattern).context("by new queues");
+    drop(disk);
+    next.into_iter().for_each(OwnDriverGpu::release);
+    outcome
+}
+
+fn read(gpu: &mut [OwnDriverGpu; 1], disk: &mut Disk, pattern: Pattern) -> anyhow::Result<()> {
+    give_queues(gpu, disk)?;
+    let launches = launch(gpu, blocks_of_a_read(disk)?, 1)?;
+    ensure!(launches == 1, "{launches} launches of one channel");
+    let [gpu] = gpu;
+    ensure!(gpu.doorbells()? > 0, "the GPU has written no doorbell");
+    verify(gpu, pattern)
 }

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use peerbar_gds::{Error, Fault};
 use peerbar_report::GpuInitiated;
 use peerbar_vfio_nvme::{Disk, DmaSpace, RegisterAccess};
 
+use super::initiator::{QUEUE, blocks_of_a_read, give_queues};
 use super::live::{self, Fixture, Loss};
-use super::own_driver::OwnDriverGpu;
-use super::{Initiator as _, QUEUE, blocks_of_a_read, give_queues, launch, verify};
+use super::own_driver::{OwnDriverGpu, read_by_new_queues};
 use crate::checks::CheckOutcome;
 use crate::checks::vfio_nvme::{TakenDevices, start};
 use crate::devices::Controller;
@@ -75,19 +75,6 @@ fn lose_and_read(
     Ok(format!("commands in progress: {}", lost.join(", ")))
 }
 
-/// Reads by queues of the disk that did not exist before.
-pub(super) fn read_by_new_queues(
-    mut disk: Disk,
-    (gpu, depth): (&Gpu, u16),
-    pattern: Pattern,
-) -> anyhow::Result<()> {
-    let mut next = [OwnDriverGpu::open(gpu, depth)?];
-    let outcome = read(&mut next, &mut disk, pattern).context("by new queues");
-    drop(disk);
-    next.into_iter().for_each(OwnDriverGpu::release);
-    outcome
-}
-
 /// Makes the GPU wait for a disk that no longer has these queues, and resets the disk during the
 /// wait.
 fn lose(gpu: &mut OwnDriverGpu, disk: &mut Disk) -> anyhow::Result<()> {
@@ -103,13 +90,4 @@ fn lose(gpu: &mut OwnDriverGpu, disk: &mut Disk) -> anyhow::Result<()> {
         Err(Error::Fault(Fault::Revoked)) => Ok(()),
         ended => bail!("the launch should end with fault 257, but ended so: {ended:?}"),
     }
-}
-
-fn read(gpu: &mut [OwnDriverGpu; 1], disk: &mut Disk, pattern: Pattern) -> anyhow::Result<()> {
-    give_queues(gpu, disk)?;
-    let launches = launch(gpu, blocks_of_a_read(disk)?, 1)?;
-    ensure!(launches == 1, "{launches} launches of one channel");
-    let [gpu] = gpu;
-    ensure!(gpu.doorbells()? > 0, "the GPU has written no doorbell");
-    verify(gpu, pattern)
 }

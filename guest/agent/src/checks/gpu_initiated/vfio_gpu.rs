@@ -8,7 +8,7 @@ use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{GpuInitiated, VfioBackend};
 use peerbar_vfio_nvme::{BarRange, Binding, Disk, DmaSpace, QueueDoorbells};
 
-use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
+use super::initiator::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
 use crate::user_drivers::{map_bar, open_gpu, vram};
 use crate::user_gpu::UserGpu;
 

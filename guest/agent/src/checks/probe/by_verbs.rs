@@ -5,7 +5,7 @@
 use anyhow::{Context, bail, ensure};
 use peerbar_report::{Probe, Transfer};
 
-use super::BYTES;
+use super::pair::BYTES;
 use crate::checks::rdma;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;

@@ -7,7 +7,7 @@ use peerbar_gds::Mapping;
 use peerbar_report::VfioBackend;
 use peerbar_vfio_nvme::{Direction as Data, Disk, DmaSpace, RegisterAccess};
 
-use super::{BYTES, Direction, LENGTH, Pair};
+use super::pair::{BYTES, Direction, LENGTH, Pair};
 use crate::checks::vfio_nvme::{TakenDevices, Vram, start};
 use crate::user_drivers::address_space;
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use peerbar_vfio_nvme::{Direction, Disk, RegisterAccess, VfioDevice};
 
+use super::fixture::Fixture;
 use super::marked::{contents, is_marked, mark};
-use super::{Fixture, READ};
+use super::slot::READ;
 use crate::counters::{Begun, TrafficWatch};
 use crate::guest_context::GuestContext;
 

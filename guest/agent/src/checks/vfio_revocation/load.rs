@@ -8,8 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use peerbar_vfio_nvme::{Direction, Disk};
 
-use super::slot::Slot;
-use super::{DEPTH, READ, TIME_OUT};
+use super::slot::{DEPTH, READ, Slot, TIME_OUT};
 
 /// Continuous reads.
 #[derive(Debug, Default)]

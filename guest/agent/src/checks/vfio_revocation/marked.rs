@@ -4,8 +4,7 @@
 use anyhow::{Context, ensure};
 use peerbar_vfio_nvme::VfioDevice;
 
-use super::slot::Slot;
-use super::{LENGTH, READ};
+use super::slot::{LENGTH, READ, Slot};
 use crate::user_drivers::vram;
 use peerbar_pattern::Pattern;
 

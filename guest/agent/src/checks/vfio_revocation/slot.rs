@@ -1,9 +1,22 @@
 //! The reads into a part of the memory.
 
+use std::time::Duration;
+
 use anyhow::ensure;
 
-use super::{LENGTH, RANGES, READ};
 use peerbar_pattern::Pattern;
+
+/// Bytes of one read.
+pub(super) const READ: u64 = 32 << 10;
+/// Number of outstanding reads.
+pub(super) const DEPTH: u64 = 16;
+/// Bytes of the GPU's memory that the reads fill.
+pub(super) const LENGTH: u64 = READ * DEPTH;
+/// Ranges of the disk from which each part of the memory is read in turn. With three, a read that
+/// ended with success but moved nothing leaves contents that neither it nor the next one has.
+pub(super) const RANGES: u64 = 3;
+/// Time limit for a command, or for the load as a whole.
+pub(super) const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// A part of the memory, of [`READ`] bytes, and its reads, one after the other. A failed read is
 /// repeated from the same offset on the disk.
