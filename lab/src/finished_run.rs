@@ -8,8 +8,8 @@ use peerbar_report::{KtapError, Line, Measure, Verdict};
 
 use crate::child::last_line;
 use crate::console::Console;
-use crate::folder::Folder;
-use crate::guest::{Guest, QEMU_LOG};
+use crate::folder::{Folder, QEMU_LOG};
+use crate::guest::Guest;
 use crate::report::{CheckTime, REPORT, Report, Row};
 use crate::results::{RESULTS, RunResults};
 use crate::scenario::Scenario;

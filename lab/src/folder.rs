@@ -22,6 +22,8 @@ use serde::Serialize;
 use crate::started::{STARTED, Started, Versions};
 use crate::utc::UtcTime;
 
+/// QEMU's own output in a run's folder.
+pub const QEMU_LOG: &str = "qemu.log";
 /// Name of the link to the newest run.
 pub const LATEST: &str = "latest";
 

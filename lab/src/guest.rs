@@ -33,8 +33,6 @@ use crate::verdict::Ending;
 
 /// The guest's serial console in a run's folder.
 pub const CONSOLE_LOG: &str = "console.log";
-/// QEMU's own output in a run's folder.
-pub const QEMU_LOG: &str = "qemu.log";
 /// The guest's trace events in a run's folder, if they were wanted.
 pub const GUEST_TRACE: &str = "guest.trace";
 /// Bytes that a pipe holds (pipe(7)).

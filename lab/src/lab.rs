@@ -20,11 +20,10 @@ use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, RunOutcome};
 use crate::finished_run::leave_not_run;
-use crate::folder::{Folder, flight_record};
-use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, Next, QEMU_LOG};
+use crate::folder::{Folder, QEMU_LOG, flight_record};
+use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, Next};
 use crate::guest_files;
 use crate::lab_error::LabError;
-use crate::lab_options::LabOptions;
 use crate::program_builds;
 use crate::report::{Report, Row};
 use crate::scenario::{Scenario, program as host_program};
@@ -104,14 +103,6 @@ impl Lab {
         }
     }
 
-    /// Starts `scenario` with the default options.
-    ///
-    /// # Errors
-    /// As [`LabOptions::start`].
-    pub fn start(scenario: Scenario) -> Result<Self, LabError> {
-        LabOptions::default().start(scenario)
-    }
-
     /// Returns the run's folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -127,7 +118,7 @@ impl Lab {
         self.guest.servers()
     }
 
-    /// Returns the switches and devices with running servers, for [`LabOptions::survivors`] once
+    /// Returns the switches and devices with running servers, for [`crate::LabOptions::survivors`] once
     /// QEMU has ended: the end of a guest does not end its devices. Switches no longer learn the
     /// windows of this guest's ports.
     ///

@@ -163,6 +163,16 @@ impl LabOptions {
     }
 }
 
+impl Lab {
+    /// Starts `scenario` with the default options.
+    ///
+    /// # Errors
+    /// As [`LabOptions::start`].
+    pub fn start(scenario: Scenario) -> Result<Self, LabError> {
+        LabOptions::default().start(scenario)
+    }
+}
+
 /// The parts that a guest of several shares with the others.
 pub(crate) struct Share {
     /// Its folder in theirs.

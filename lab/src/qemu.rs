@@ -15,10 +15,11 @@ use crate::accel::Accel;
 use crate::firmware::Firmware;
 use crate::guest_access::GuestAccess;
 use crate::scenario::{DeviceSpec, Machine, Model, Namespace, Nvme};
-use crate::socket_folder::SCRATCH;
 use crate::survivors::Survivors;
 use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
+/// Extension of images that are gone with the run.
+pub(crate) const SCRATCH: &str = "img";
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server may
 /// be slow under a debugger, or on a loaded machine.
 const SERVER_TIMEOUT_MS: u32 = 600_000;

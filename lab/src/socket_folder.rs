@@ -13,13 +13,11 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::qemu::Sockets;
+use crate::qemu::{SCRATCH, Sockets};
 use crate::temporary_folder::temporary_folder;
 
 const PREFIX: &str = "peerbar-run-";
 const LOCK: &str = "lock";
-/// Extension of images that are gone with the run.
-pub const SCRATCH: &str = "img";
 /// First characters of the names of keys that are gone with the run.
 pub const SSH: &str = "ssh-";
 

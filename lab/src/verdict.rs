@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::count::counted;
 use crate::exit::RunOutcome;
-use crate::guest::QEMU_LOG;
+use crate::folder::QEMU_LOG;
 use crate::report::Row;
 
 /// Most failed checks that the reason names.

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use peerbar_lab::guest::{CONSOLE_LOG, QEMU_LOG};
+use peerbar_lab::folder::QEMU_LOG;
+use peerbar_lab::guest::CONSOLE_LOG;
 use peerbar_lab::survivors::Survivors;
 use rustix::process::Signal;
 

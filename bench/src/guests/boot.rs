@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
-use peerbar_lab::folder::Folder;
+use peerbar_lab::folder::{Folder, QEMU_LOG};
 use peerbar_lab::guest::{self, Guest, GuestEvent, Next};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
@@ -77,7 +77,7 @@ fn boot_plain(
     command.args(qemu::bare(&artifacts.boot(&scenario.machine)));
     let mut events = Events::new(signals);
     let started = Instant::now();
-    let mut qemu = guest::spawn(&command, folder.file(guest::QEMU_LOG)?)?;
+    let mut qemu = guest::spawn(&command, folder.file(QEMU_LOG)?)?;
     events.add_bytes(
         EventSource::Console,
         qemu.take_stdout().context("QEMU has no standard output")?,

@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::Context;
 use peerbar_report::{Check, KnownWarnings, Plan};
 
-use super::{CONSOLE_LOG, GUEST_TRACE, Guest, QEMU_LOG, spawn};
+use super::{CONSOLE_LOG, GUEST_TRACE, Guest, spawn};
 use crate::artifacts::Artifacts;
 use crate::bounded_file::BoundedFile;
 use crate::bridge_watch::{BridgeWatch, SwitchSocket};
@@ -20,7 +20,7 @@ use crate::console::Console;
 use crate::counters::CounterFiles;
 use crate::events::{EventSource, Events};
 use crate::exit::Failure;
-use crate::folder::Folder;
+use crate::folder::{Folder, QEMU_LOG};
 use crate::guest_files;
 use crate::kernel_needs;
 use crate::kvm::GivenUp;

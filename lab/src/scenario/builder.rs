@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::{GuestGroup, Scenario, ScenarioError};
+use super::contents::Scenario;
+use super::error::ScenarioError;
+use super::group::GuestGroup;
 use crate::iommu::Iommu;
 
 /// Builds a scenario for a [`crate::Lab`]. The methods are named after tables and keys of a scenario file.

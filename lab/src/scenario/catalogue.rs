@@ -1,13 +1,15 @@
 //! Scenario files that are ready to run: those that come with peerbar, and those of a folder.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use peerbar_report::similar;
 use toml::Table;
 
-use super::ScenarioError;
+use super::error::ScenarioError;
 use crate::programs::program;
+use crate::size::Size;
 
 /// The scenario that is always among those that come with peerbar.
 const ALWAYS: &str = "scenarios/demo.toml";
@@ -114,6 +116,32 @@ fn about(text: &str) -> String {
         Some((sentence, _)) => format!("{sentence}."),
         None => text,
     }
+}
+
+/// Reads the text of a scenario file.
+pub(super) fn file_text(path: &Path) -> Result<String, ScenarioError> {
+    read_text(path).map_err(|source| {
+        let path = path.to_owned();
+        let reason = match source.kind() {
+            ErrorKind::NotFound => return missing(&path),
+            ErrorKind::IsADirectory => "it is a folder: name a file".to_owned(),
+            ErrorKind::InvalidData => "it is not UTF-8".to_owned(),
+            ErrorKind::FileTooLarge => format!("it is larger than {}", Size(LARGEST)),
+            _ => source.to_string(),
+        };
+        ScenarioError::Unreadable { path, reason }
+    })
+}
+
+/// Reads a file, or a pipe, whose text is not larger than a scenario may be.
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = Vec::new();
+    let most = LARGEST.saturating_add(1);
+    let length = File::open(path)?.take(most).read_to_end(&mut text)?;
+    if length as u64 == most {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    String::from_utf8(text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 #[cfg(test)]

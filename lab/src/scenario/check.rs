@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use peerbar_report::{Inventory, NvmeDevice};
 
-use super::{Gpu, Machine, Nic, Nvme};
+use super::contents::{Machine, Nvme};
+use super::gpu::Gpu;
+use super::nic::Nic;
 
 /// The devices of a scenario.
 #[derive(Clone, Copy)]

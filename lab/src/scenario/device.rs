@@ -4,7 +4,11 @@ use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_switch::LinkMode;
 
-use super::{AttachPoint, Gpu, Model, Nic, Nvme, Scenario};
+use super::attach::AttachPoint;
+use super::contents::{Nvme, Scenario};
+use super::file::Model;
+use super::gpu::Gpu;
+use super::nic::Nic;
 
 /// A device of a scenario, served by a separate process.
 #[derive(Clone, Copy, Debug)]

@@ -4,15 +4,10 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::anyhow;
 use peerbar_report::TableError;
 use thiserror::Error;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
-
-use super::mistakes::{Known, review_text};
-use crate::exit::Failure;
-use crate::shell_word::quoted;
 
 /// A scenario that cannot be run.
 #[derive(Debug, Error)]
@@ -63,24 +58,6 @@ pub enum ScenarioError {
         /// The mistake, and the allowed values.
         message: String,
     },
-}
-
-/// A mistake in a scenario is the user's. If there are more, the message says how to see all.
-impl From<ScenarioError> for Failure {
-    fn from(error: ScenarioError) -> Self {
-        let ScenarioError::Invalid { path, text, .. } = &error else {
-            return Self::Usage(error.into());
-        };
-        Self::Usage(
-            match review_text(path, text, &Known::default()).mistakes.len() {
-                0 | 1 => error.into(),
-                mistakes => anyhow!(
-                    "{error} (`peerbar check {}` shows all {mistakes} mistakes)",
-                    quoted(&path.to_string_lossy())
-                ),
-            },
-        )
-    }
 }
 
 /// A mistake at a byte range of the file.

@@ -9,7 +9,6 @@ use serde::de::IgnoredAny;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-use super::Model;
 use super::error::Problem;
 use super::sanitize::{self, Sanitize};
 use super::settings::Settings;
@@ -17,6 +16,17 @@ use super::twin::Twin;
 use crate::firmware::Firmware;
 use crate::iommu::Iommu;
 use crate::size::Size;
+
+/// A model of an NVMe controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Model {
+    /// Ours, served by a `peerbar-nvme`.
+    #[default]
+    Peerbar,
+    /// QEMU's own, to compare with: it routes nothing below a switch, and keeps no record of its DMA.
+    Qemu,
+}
 
 /// A scenario file.
 #[derive(Deserialize)]

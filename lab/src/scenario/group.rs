@@ -16,17 +16,20 @@ use peerbar_report::{Check, CheckTable, Inventory, Rdma};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::catalogue::{self, file_text};
+use super::contents::Scenario;
 use super::error::Problem;
+use super::error::ScenarioError;
 use super::file::File;
 use super::lost;
 use super::names;
+use super::names::demand_known_checks;
+use super::nic::Nic;
 use super::nic::number;
+use super::rdma_network::RdmaNetwork;
 use super::rdma_network::fabric;
 use super::validate;
-use super::{
-    Nic, RdmaNetwork, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
-    together,
-};
+use super::{packages, together};
 
 /// A scenario with several guests.
 #[derive(Clone, Debug)]

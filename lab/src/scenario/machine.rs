@@ -4,10 +4,11 @@ use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::check::Endpoints;
+use super::contents::Machine;
 use super::error::Problem;
 use super::file::MachineTable;
+use super::file::Model;
 use super::sanitize;
-use super::{Machine, Model};
 use crate::firmware::Firmware;
 use crate::size::Size;
 

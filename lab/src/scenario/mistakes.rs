@@ -11,12 +11,19 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::anyhow;
 use peerbar_report::{OWN_PROGRAMS, TableError};
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
+use super::catalogue::{self, file_text};
+use super::contents::Scenario;
 use super::error::Problem;
-use super::{GuestGroup, Scenario, ScenarioError, catalogue, file_text, group, names, program};
+use super::error::ScenarioError;
+use super::group::{self, GuestGroup};
+use super::{names, program};
+use crate::exit::Failure;
+use crate::shell_word::quoted;
 
 /// Most mistakes that a review looks for.
 const MOST: usize = 100;
@@ -714,6 +721,24 @@ impl Edit {
             }
             _ => None,
         }
+    }
+}
+
+/// A mistake in a scenario is the user's. If there are more, the message says how to see all.
+impl From<ScenarioError> for Failure {
+    fn from(error: ScenarioError) -> Self {
+        let ScenarioError::Invalid { path, text, .. } = &error else {
+            return Self::Usage(error.into());
+        };
+        Self::Usage(
+            match review_text(path, text, &Known::default()).mistakes.len() {
+                0 | 1 => error.into(),
+                mistakes => anyhow!(
+                    "{error} (`peerbar check {}` shows all {mistakes} mistakes)",
+                    quoted(&path.to_string_lossy())
+                ),
+            },
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use peerbar_report::steers;
+use peerbar_report::{steers, way_out};
 use toml::Spanned;
 
 use super::error::Problem;
@@ -98,6 +98,18 @@ pub(super) fn distinct_labels<'a>(
             let message = format!("another check has the name `{name}`: give each its own");
             return Err(Problem::new(label.span(), message));
         }
+    }
+    Ok(())
+}
+
+/// Rejects `names` of checks that are not among the `known` ones.
+pub(super) fn demand_known_checks(names: &[String], known: &[String]) -> anyhow::Result<()> {
+    for name in names {
+        anyhow::ensure!(
+            known.contains(name),
+            "no check is named `{name}`: {}",
+            way_out(name, known.iter().map(String::as_str))
+        );
     }
     Ok(())
 }

@@ -8,13 +8,14 @@ use peerbar_nvme::{Config, PMR_SIZES, VECTORS};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
+use super::contents::{Namespace, Nvme, Pmr};
 use super::error::Problem;
 use super::fault::faults;
+use super::file::Model;
 use super::file::{NamespaceTable, NvmeTable, PmrTable};
 use super::link::{link, speed};
 use super::qemu_nvme;
 use super::settings::Settings;
-use super::{Model, Namespace, Nvme, Pmr};
 use crate::size::Size;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.

@@ -3,9 +3,9 @@
 use peerbar_fabric::{Impairment, UnknownImpairment};
 use toml::Spanned;
 
-use super::Nic;
 use super::error::Problem;
 use super::file::FabricTable;
+use super::nic::Nic;
 
 /// The RDMA network between the adapters: `[fabric]` of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

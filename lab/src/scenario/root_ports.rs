@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::attach::AttachPoint;
+use super::contents::Scenario;
 use super::error::Problem;
-use super::{AttachPoint, Scenario};
 use crate::iommu::Iommu;
 
 /// The devices that a bus has numbers for (PCIe Base 6.0, 2.2.6.2).

@@ -7,10 +7,11 @@ use std::path::{self, Path, PathBuf};
 
 use toml::Spanned;
 
+use super::contents::{Machine, Nvme};
 use super::error::Problem;
 use super::file::File;
+use super::gpu::Gpu;
 use super::machine::{LEAST_MEMORY, MEMORY_UNIT};
-use super::{Gpu, Machine, Nvme};
 use crate::size::Size;
 
 /// Downstream ports on the bus inside a switch: the devices that a bus has numbers for (PCIe Base 6.0, 2.2.6.2).

@@ -5,8 +5,9 @@ use std::ops::Range;
 use peerbar_report::{Check, ProbeDriver, QueueAddresses};
 use peerbar_switch::LinkMode;
 
+use super::contents::{Machine, Nvme};
 use super::error::Problem;
-use super::{Gpu, Machine, Nvme};
+use super::gpu::Gpu;
 
 /// Checks that VFIO takes the devices of `check`, whose kind stands at `at`, and that the check knows the way of their data.
 pub(super) fn fit(
