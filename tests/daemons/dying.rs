@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use peerbar_test_daemon::new_seed;
+use peerbar_rig::new_seed;
 
 use crate::environment::number;
 use crate::machine::{Action, Machine, Moment};

@@ -14,7 +14,7 @@ mod processes;
 
 use std::time::Duration;
 
-use peerbar_test_daemon::new_seed;
+use peerbar_rig::new_seed;
 
 use crate::environment::number;
 

@@ -1,8 +1,8 @@
 //! The confinement of a GPU: the actions that remain possible after an attacker has taken it over.
 
+use peerbar_rig::DaemonCommand;
 use peerbar_sandbox::take_over::assert_confined;
 use peerbar_sandbox::{Connections, ServerKind};
-use peerbar_test_daemon::DaemonCommand;
 
 #[test]
 fn server_taken_over_can_only_serve() {

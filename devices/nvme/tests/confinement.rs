@@ -5,9 +5,9 @@
 
 use std::fs::File;
 
+use peerbar_rig::DaemonCommand;
 use peerbar_sandbox::take_over::{assert_confined, attempts};
 use peerbar_sandbox::{Connections, ServerKind};
-use peerbar_test_daemon::DaemonCommand;
 
 #[test]
 fn server_taken_over_can_only_serve() {

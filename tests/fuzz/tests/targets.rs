@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use peerbar_fuzz::{TARGETS, Target};
-use peerbar_test_daemon::seed;
+use peerbar_rig::seed;
 
 /// Maximum length of a changed input.
 const LONGEST: usize = 4096;

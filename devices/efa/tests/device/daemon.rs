@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
-use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client, check_killed_server};
+use peerbar_rig::{Daemon, DaemonCommand, check_former_client, check_killed_server};
 use vfio_user::Client;
 use zerocopy::FromZeros;
 

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::PEER_TIME_OUT;
-use peerbar_test_daemon::{Daemon, DaemonCommand, new_seed};
+use peerbar_rig::{Daemon, DaemonCommand, new_seed};
 use rustix::process::Signal;
 use vfio_user::Client;
 

@@ -12,7 +12,7 @@ use peerbar_efa_spec::admin::statistics::{GetStats, Network, kind};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::{Config, Impairment, serve};
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use tempfile::TempDir;
 use vfio_user::Client;

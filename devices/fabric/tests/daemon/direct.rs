@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use peerbar_fabric::{Body, Gid, Incarnation, Message};
 use peerbar_host::socket_file::packets::ReceiveError;
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use rustix::process::Signal;
 
 use crate::nic::{Nic, carried_out};

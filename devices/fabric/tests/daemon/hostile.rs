@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use peerbar_fabric::{
     Body, Incarnation, MAX_ADAPTERS, MAX_DATA, MAX_PACKET, Message, PROTOCOL, Refusal,
 };
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use rustix::process::Signal;
 
 use crate::process::{order, start};

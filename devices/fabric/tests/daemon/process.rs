@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 
-use peerbar_test_daemon::{Daemon, DaemonCommand};
+use peerbar_rig::{Daemon, DaemonCommand};
 
 /// A running `peerbar-fabric`.
 pub(crate) fn start(args: &[&str]) -> Daemon {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma_log::counter_file::{DeviceCounters, Reader};
 use peerbar_dma_log::{Direction, Purpose, Route};
-use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client, check_killed_server};
+use peerbar_rig::{Daemon, DaemonCommand, check_former_client, check_killed_server};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::Signal;
 use vfio_user::Client;

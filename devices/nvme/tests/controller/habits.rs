@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use peerbar_nvme::{Config, PollPolicy};
-use peerbar_test_daemon::seed;
+use peerbar_rig::seed;
 
 use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
 use crate::driver::{DATA, Driver, queues};

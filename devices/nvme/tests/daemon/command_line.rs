@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use peerbar_test_daemon::Exit;
+use peerbar_rig::Exit;
 use tempfile::TempDir;
 
 use crate::process::{command, refused, start};

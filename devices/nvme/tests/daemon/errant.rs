@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use rustix::fs::SealFlags;
 
 use crate::driver::{DATA, DATA_TRANSFER_ERROR, Driver, RAM, RAM_BYTES, SUCCESS, ram};

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use peerbar_flight::{Event, FlightFile};
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use peerbar_vfio_user::CONFIG_REGION;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::SealFlags;

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use peerbar_dma_log::counter_file::Reader;
 use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;

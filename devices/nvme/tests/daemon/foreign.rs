@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use peerbar_test_daemon::{Daemon, check_former_client};
+use peerbar_rig::{Daemon, check_former_client};
 use rustix::fs::SealFlags;
 use vfio_user::Client;
 

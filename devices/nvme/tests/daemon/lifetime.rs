@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use peerbar_test_daemon::{Daemon, check_killed_server};
+use peerbar_rig::{Daemon, check_killed_server};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use peerbar_flight::{Event, FlightFile, WindowId};
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use peerbar_vfio_user::CONFIG_REGION;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;

@@ -1,6 +1,6 @@
 //! The daemon as a process.
 
-use peerbar_test_daemon::{Daemon, DaemonCommand, Exit};
+use peerbar_rig::{Daemon, DaemonCommand, Exit};
 
 use crate::wait_until;
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use rustix::fs::SealFlags;
 
 use crate::driver::{

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 use peerbar_vfio_user::CONFIG_REGION;
 use rustix::cmsg_space;
 use rustix::fs::SealFlags;

@@ -10,7 +10,7 @@ use peerbar_switch::{
     PortId,
 };
 
-use peerbar_test_daemon::Daemon;
+use peerbar_rig::Daemon;
 
 use crate::raw::{Endpoint, announce, hello, readable, registers, start, wait_for_all_sent};
 

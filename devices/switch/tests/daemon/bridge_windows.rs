@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 
+use peerbar_rig::Daemon;
 use peerbar_switch::{BridgeWindows, Message, answer_to, number_of};
-use peerbar_test_daemon::Daemon;
 
 use crate::raw::{Endpoint, announce, command, registers, wait_for_log};
 

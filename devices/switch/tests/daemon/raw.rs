@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use peerbar_rig::{Daemon, DaemonCommand};
 use peerbar_switch::{
     BarBacking, BarWindow, Descriptor, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
 };
-use peerbar_test_daemon::{Daemon, DaemonCommand};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,

@@ -2,7 +2,7 @@
 //! when it is dropped. Tests with random input get their seed here, too ([`seed()`]).
 //!
 //! ```no_run
-//! # use peerbar_test_daemon::DaemonCommand;
+//! # use peerbar_rig::DaemonCommand;
 //! let daemon = DaemonCommand::new("peerbar-gpu").args(["--vram", "64M"]).start();
 //! let client = std::os::unix::net::UnixStream::connect(daemon.socket());
 //! ```

@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 use std::path::Path;
 use std::thread;
 
-use peerbar_test_daemon::DaemonCommand;
+use peerbar_rig::DaemonCommand;
 
 fn command(what: &str) -> DaemonCommand {
     DaemonCommand::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/daemon.sh")).args([what])
