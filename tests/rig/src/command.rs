@@ -13,6 +13,7 @@ use crate::{Daemon, Exit};
 #[derive(Debug)]
 pub struct DaemonCommand {
     program: OsString,
+    under: Vec<OsString>,
     arguments: Vec<OsString>,
     input: Option<OwnedFd>,
     folder: TempDir,
@@ -25,6 +26,7 @@ impl DaemonCommand {
         let folder = TempDir::new().unwrap();
         Self {
             program: program.as_ref().to_owned(),
+            under: Vec::new(),
             arguments: Vec::new(),
             input: None,
             socket: folder.path().join("socket"),
@@ -36,6 +38,14 @@ impl DaemonCommand {
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = path.into();
+        self
+    }
+
+    /// Has another program execute it, such as one that makes it die with this process. `words` are
+    /// the program and its arguments.
+    #[must_use]
+    pub fn under(mut self, words: impl IntoIterator<Item = OsString>) -> Self {
+        self.under = words.into_iter().collect();
         self
     }
 
@@ -96,8 +106,10 @@ impl DaemonCommand {
     /// Returns the command itself, for a test that starts the process in another way.
     pub fn command(&self) -> Command {
         let input = self.input.as_ref().map(|input| input.try_clone().unwrap());
-        let mut command = Command::new(&self.program);
+        let mut words = self.under.iter().chain([&self.program]);
+        let mut command = Command::new(words.next().unwrap());
         command
+            .args(words)
             .arg("--socket-path")
             .arg(&self.socket)
             .args(&self.arguments)

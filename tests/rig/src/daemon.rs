@@ -5,15 +5,12 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::DaemonCommand;
-
-/// Far longer than a daemon takes to end, far shorter than a test may hang.
-pub(crate) const TIME_OUT: Duration = Duration::from_secs(20);
+use crate::{DaemonCommand, TIME_OUT};
 
 /// The end of a daemon.
 #[derive(Debug)]

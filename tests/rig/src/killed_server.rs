@@ -1,21 +1,15 @@
 //! Checks that a client gets an answer to everything that it has sent even if its server is killed.
 
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use rustix::process::Signal;
 
-use crate::Daemon;
-use crate::daemon::TIME_OUT;
+use crate::wire::{self, CONFIG, command};
+use crate::{Daemon, RawClient};
 
-const VERSION: u16 = 1;
-const REGION_READ: u16 = 9;
-const HEADER: usize = 16;
 const ENODEV: u32 = 19;
 
-/// The configuration space (vfio-user, DEVICE_GET_REGION_INFO), and the number of its bytes that
-/// are read.
-const CONFIG: u32 = 7;
+/// Bytes of configuration space that are read.
 const BYTES: u32 = 4;
 
 /// Number of a client's requests that fit into the socket buffer together.
@@ -31,27 +25,25 @@ const ROUNDS: usize = 10;
 pub fn check_killed_server(daemon: &mut Daemon) {
     let mut refused = 0;
     for round in 0..ROUNDS {
-        let mut stream = daemon.connect(|path| UnixStream::connect(path));
-        stream.set_read_timeout(Some(TIME_OUT)).unwrap();
-        let capabilities = br#"{"capabilities":{"max_msg_fds":16}}"#;
-        let version = [&[0; 4], capabilities.as_slice(), &[0]].concat();
-        stream.write_all(&message(0, VERSION, &version)).unwrap();
-        let mut answers = vec![answer(&mut stream).unwrap()];
-
-        let read = [[0; 2], [CONFIG, BYTES]].concat();
-        let read: Vec<u8> = read.into_iter().flat_map(u32::to_le_bytes).collect();
+        let stream = daemon.connect(|path| UnixStream::connect(path));
+        let mut client = RawClient::new(stream);
+        let version = wire::version(0, 0, wire::CAPABILITIES);
+        client.send(&wire::message(0, command::VERSION, 0, &version));
+        let version = client.receive();
+        let mut answers = vec![(version.id, version.error)];
+        let read = wire::region_access(CONFIG, 0, BYTES);
         let requests: Vec<u8> = (1..=REQUESTS)
-            .flat_map(|id| message(id, REGION_READ, &read))
+            .flat_map(|id| wire::message(id, command::REGION_READ, 0, &read))
             .collect();
         // In one round before it can answer, in the others while it does.
         if round == 0 {
             daemon.signal(Signal::STOP);
         }
-        stream.write_all(&requests).unwrap();
+        client.send(&requests);
         daemon.signal(Signal::STOP);
         daemon.restart();
-        while let Some(answer) = answer(&mut stream) {
-            answers.push(answer);
+        while let Some(answer) = wire::receive(&client.stream).unwrap() {
+            answers.push((answer.id, answer.error));
         }
         refused += check_answers(&answers);
     }
@@ -72,24 +64,4 @@ fn check_answers(answers: &[(u16, u32)]) -> usize {
         .collect();
     assert_eq!([answers.get(..done).unwrap(), &refused].concat(), expected);
     refused.len()
-}
-
-fn message(id: u16, command: u16, payload: &[u8]) -> Vec<u8> {
-    let size = u32::try_from(HEADER + payload.len()).unwrap();
-    let numbers = [id.to_le_bytes(), command.to_le_bytes()].concat();
-    [&numbers, size.to_le_bytes().as_slice(), &[0; 8], payload].concat()
-}
-
-/// Returns the id and the errno of the next answer, or `None` at the end of the stream.
-fn answer(stream: &mut UnixStream) -> Option<(u16, u32)> {
-    let mut header = [0; HEADER];
-    if stream.read(&mut header).unwrap() == 0 {
-        return None;
-    }
-    let [low, high, _, _, size @ .., _, _, _, _, a, b, c, d] = header;
-    let size = u32::from_le_bytes(size);
-    let mut payload = vec![0; usize::try_from(size).unwrap() - HEADER];
-    stream.read_exact(&mut payload).unwrap();
-    let error = u32::from_le_bytes([a, b, c, d]);
-    Some((u16::from_le_bytes([low, high]), error))
 }

@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use rustix::process::{Resource, Rlimit, prlimit};
 
-use crate::Daemon;
-use crate::daemon::TIME_OUT;
+use crate::{Daemon, TIME_OUT};
 
 impl Daemon {
     /// Returns the number of its open descriptors.

@@ -5,14 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use peerbar_rig::RawClient;
 use peerbar_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Options, Region, RegionMapping,
     SessionError, Stop, serve,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
-
-use crate::raw::RawClient;
 
 /// Offset at which a write fails with EIO, in any region.
 pub(crate) const BAD_OFFSET: u64 = 0x800;

@@ -4,12 +4,14 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use peerbar_rig::RawClient;
+use peerbar_rig::wire::*;
 use peerbar_vfio_user::{DmaSpan, Options, Stop, serve};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::EMFILE;
 use crate::board::{Call, Rig, board};
-use crate::raw::*;
 
 /// Returns the number of descriptors of this process whose target in `/proc` has `part` in its
 /// name. Other tests run in the same process, so a count of all descriptors would prove nothing.

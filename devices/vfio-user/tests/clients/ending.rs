@@ -4,13 +4,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use peerbar_rig::RawClient;
+use peerbar_rig::wire::*;
 use peerbar_vfio_user::{Listener, Options, SessionError, Stop, serve};
+use rustix::io::Errno;
 
 use crate::board::{Rig, board};
-use crate::raw::*;
 
-const EBUSY: u32 = 16;
-const ENODEV: u32 = 19;
+const EBUSY: Errno = Errno::BUSY;
+const ENODEV: Errno = Errno::NODEV;
 
 /// The longest wait for a round that refuses a request.
 const PATIENCE: Duration = Duration::from_secs(60);

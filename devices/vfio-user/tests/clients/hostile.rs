@@ -5,11 +5,12 @@ use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use peerbar_rig::wire::*;
 use peerbar_vfio_user::{FramingError, SessionError};
 use proptest::prelude::*;
 
 use crate::board::{Call, Rig};
-use crate::raw::*;
+use crate::{EINVAL, EMFILE, EMSGSIZE};
 
 /// A header that announces `size` bytes.
 fn header(size: u32) -> Vec<u8> {

@@ -5,11 +5,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
+use peerbar_rig::RawClient;
 use peerbar_vfio_user::{BindError, Listener, Options, Stop};
 use tempfile::TempDir;
 
 use crate::board::board;
-use crate::raw::*;
 
 fn socket_path() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();

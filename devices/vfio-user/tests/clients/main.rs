@@ -15,5 +15,14 @@ mod foreign;
 mod hostile;
 mod listener;
 mod protocol;
-mod raw;
 mod requests;
+
+use rustix::io::Errno;
+
+const EIO: Errno = Errno::IO;
+const E2BIG: Errno = Errno::TOOBIG;
+const EEXIST: Errno = Errno::EXIST;
+const EINVAL: Errno = Errno::INVAL;
+const EMFILE: Errno = Errno::MFILE;
+const EMSGSIZE: Errno = Errno::MSGSIZE;
+const ENOTSUP: Errno = Errno::NOTSUP;

@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use peerbar_rig::wire::*;
 use peerbar_vfio_user::DmaSpan;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::board::{BAD_IOVA, BAD_OFFSET, Call, Rig, pattern};
-use crate::raw::*;
+use crate::{E2BIG, EEXIST, EINVAL, EIO, ENOTSUP};
 
 fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()

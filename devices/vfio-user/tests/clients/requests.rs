@@ -5,12 +5,13 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use peerbar_rig::RawClient;
+use peerbar_rig::wire::*;
 use peerbar_vfio_user::{self as asked, Client, Data, RequestError};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
 use crate::board::{Rig, pattern};
-use crate::raw::*;
 
 const READ: u16 = 11;
 const WRITE: u16 = 12;
