@@ -2,17 +2,17 @@
 
 use peerbar_nvme::{Config, Source};
 
-use crate::command::{
+use crate::driver::{DATA, Driver, LIST, enabled, enabled_with};
+use crate::machine::{MIB, config, pattern};
+use peerbar_rig::nvme::command::{
     COMPARE, Command, DATASET_MANAGEMENT, FLUSH, READ, VERIFY, WRITE, WRITE_ZEROES, blocks, sc,
 };
-use crate::driver::{DATA, Driver, LIST};
-use crate::machine::{MIB, config, pattern};
 
 const FUA: u32 = 1 << 30;
 
 /// A driver of one namespace of 1 MiB.
 fn with_blocks_of(block_bytes: u32) -> Driver {
-    Driver::with(&Config {
+    enabled_with(&Config {
         block_bytes,
         namespaces: vec![crate::machine::source(MIB)],
         ..config()
@@ -98,7 +98,7 @@ fn deallocated_blocks_read_as_zeroes() {
 
 #[test]
 fn blocks_beyond_the_end_are_out_of_range() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for opcode in [READ, WRITE, COMPARE, WRITE_ZEROES, VERIFY] {
         for (start, count) in [(8192, 1), (8191, 2), (u64::MAX, 1), (u64::MAX - 3, 8)] {
             let command = blocks(opcode, start, count).at(DATA, 0);
@@ -110,7 +110,7 @@ fn blocks_beyond_the_end_are_out_of_range() {
 
 #[test]
 fn a_transfer_is_at_most_mdts_and_what_moves_no_data_is_not() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for opcode in [READ, WRITE, COMPARE] {
         let most = driver.prps(blocks(opcode, 0, 256), DATA, 256 * 512, LIST);
         driver.ok(1, most);
@@ -125,7 +125,7 @@ fn a_transfer_is_at_most_mdts_and_what_moves_no_data_is_not() {
 fn a_write_with_fua_is_in_the_image_when_it_completes() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(MIB).unwrap();
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         namespaces: vec![Source::File(image.path().into())],
         ..config()
     });
@@ -140,7 +140,7 @@ fn a_write_with_fua_is_in_the_image_when_it_completes() {
 
 #[test]
 fn namespaces_are_apart_and_a_wrong_one_is_invalid() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.store(0, &pattern(512, 5));
     let second = Command {
         nsid: 2,
@@ -174,7 +174,7 @@ fn namespaces_are_apart_and_a_wrong_one_is_invalid() {
 
 #[test]
 fn a_command_that_is_not_there_is_an_invalid_opcode() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for opcode in [0x04, 0x0d, 0x19, 0x7f, 0xff] {
         assert_eq!(driver.code(1, blocks(opcode, 0, 1)), sc::INVALID_OPCODE);
     }

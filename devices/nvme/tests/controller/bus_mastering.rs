@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use peerbar_nvme::{Config, PollPolicy};
 
-use crate::command::{READ, blocks, identify};
-use crate::driver::{DATA, Driver, LIST};
+use crate::driver::{DATA, Driver, LIST, enabled, enabled_with};
 use crate::failures::CFS;
 use crate::machine::{config, pattern};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{READ, blocks, identify};
 
 /// Values of the command register, with memory space on.
 const OFF: u16 = 0b010;
@@ -44,7 +45,7 @@ fn nothing_moves(driver: &mut Driver) {
 #[test]
 fn a_command_rung_while_it_is_off_is_fetched_once_it_is_on() {
     for poll in [PollPolicy::Never, PollPolicy::Adaptive, PollPolicy::Always] {
-        let mut driver = Driver::with(&Config { poll, ..config() });
+        let mut driver = enabled_with(&Config { poll, ..config() });
         driver.ring_by_registers(1);
         let cid = ring_while_off(&mut driver);
         nothing_moves(&mut driver);
@@ -58,7 +59,7 @@ fn a_command_rung_while_it_is_off_is_fetched_once_it_is_on() {
 
 #[test]
 fn doorbells_in_memory_that_is_out_of_reach_are_read_once_it_is_on() {
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         poll: PollPolicy::Adaptive,
         ..config()
     });
@@ -74,7 +75,7 @@ fn doorbells_in_memory_that_is_out_of_reach_are_read_once_it_is_on() {
 
 #[test]
 fn an_admin_command_rung_while_it_is_off_is_fetched_once_it_is_on() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let cid = driver.put(0, identify(1, 0).at(LIST, 0));
     driver.set_command(OFF);
     driver.ring(0);
@@ -111,7 +112,7 @@ fn late_completion(driver: &mut Driver, block: u64, by: Duration) -> Option<u16>
 
 #[test]
 fn a_completion_is_kept_while_it_is_off() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let first = Duration::from_millis(20);
     let mut attempts = (0..6).map(|attempt| (8 * u64::from(attempt), first * 4_u32.pow(attempt)));
     let (cid, by) = attempts
@@ -129,7 +130,7 @@ fn a_completion_is_kept_while_it_is_off() {
 
 #[test]
 fn the_guest_is_interrupted_again_for_what_it_has_left_to_take() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.submit(1, blocks(READ, 0, 1).at(DATA, 0));
     driver.wait_for_vector(1);
     // QEMU may have dropped that message, which arrived as bus mastering was turned off.
@@ -142,7 +143,7 @@ fn the_guest_is_interrupted_again_for_what_it_has_left_to_take() {
 
 #[test]
 fn no_command_is_lost_however_often_it_changes() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.store(0, &pattern(512, 36));
     for round in 0..200_u32 {
         let [io, admin] = [

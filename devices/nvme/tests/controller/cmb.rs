@@ -1,8 +1,9 @@
 //! The Controller Memory Buffer (NVMe Base 2.0, 8.5) and its registers (3.1.3.11 to 3.1.3.17).
 
-use crate::command::{READ, WRITE, blocks};
-use crate::driver::{Driver, queues};
+use crate::driver::{disabled, enabled, queues};
 use crate::machine::{CMB, CMB_BYTES, CMBLOC, CMBMSC, CMBSZ, config, pattern};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{READ, WRITE, blocks};
 
 /// Submission and completion queues, lists, reads, writes.
 const USES: u32 = 0x1f;
@@ -14,7 +15,7 @@ fn bytes(cmbsz: u32) -> u64 {
 
 #[test]
 fn it_is_hidden_until_the_host_enables_its_registers() {
-    let driver = Driver::bare(&config());
+    let driver = disabled(&config());
     assert_eq!(driver.wide_register(0) >> 57 & 1, 1, "CAP.CMBS");
     assert_eq!((driver.register(CMBLOC), driver.register(CMBSZ)), (0, 0));
     driver.set_wide_register(CMBMSC, 1);
@@ -28,7 +29,7 @@ fn it_is_hidden_until_the_host_enables_its_registers() {
 
 #[test]
 fn cmb_control_survives_controller_reset_not_function_reset() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.disable();
     assert_eq!(driver.wide_register(CMBMSC), CMB | 3);
     driver.bring_up();
@@ -40,7 +41,7 @@ fn cmb_control_survives_controller_reset_not_function_reset() {
 
 #[test]
 fn queues_lists_and_data_are_in_it_at_once() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, queues(CMB, CMB + 0x1000, 16, 16));
     let len = 16 * 4096;
     let data = pattern(len, 21);
@@ -63,7 +64,7 @@ fn queues_lists_and_data_are_in_it_at_once() {
 
 #[test]
 fn commands_find_it_at_its_base_address_and_not_at_the_bar_s() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let data = pattern(512, 22);
     driver.store(5, &data);
     driver.ok(1, blocks(READ, 5, 1).at(CMB + 0x800, 0));

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use peerbar_nvme::{Config, Source};
 
-use crate::command::{
+use crate::driver::{DATA, Driver, ENABLED, enabled, enabled_with, queues, usual};
+use crate::machine::{CC, MIB, PAGE, config};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{
     Command, FLUSH, VERIFY, blocks, delete_cq, delete_sq, get_feature, set_feature,
 };
-use crate::driver::{DATA, Driver, ENABLED, queues, usual};
-use crate::machine::{CC, MIB, PAGE, config};
 
 const COALESCING: u8 = 0x08;
 const VECTOR_CONFIGURATION: u8 = 0x09;
@@ -29,7 +30,7 @@ fn flush() -> Command {
 /// Returns a driver whose completions are coalesced as much as possible, without earlier messages
 /// left.
 fn coalesced() -> Driver {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.ok(0, set_feature(COALESCING, MOST));
     driver.take_vector(0);
     driver
@@ -40,7 +41,7 @@ fn coalesced() -> Driver {
 fn messages(driver: &Driver, vector: usize, least: u64) -> u64 {
     let mut seen = 0;
     while seen < least {
-        seen += driver.wait_for_messages(vector);
+        seen += driver.wait_for_vector(vector);
     }
     seen
 }
@@ -86,7 +87,7 @@ fn completions_share_messages_unless_their_vector_disables_it() {
 fn completions_share_messages_until_the_last_one_is_answered() {
     /// The time for which a message waits for the response to the previous one.
     const TIME: Duration = Duration::from_micros(100);
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         namespaces: vec![Source::Ram(MIB)],
         ..config()
     });

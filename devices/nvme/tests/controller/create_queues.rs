@@ -5,13 +5,16 @@ use std::time::Instant;
 
 use peerbar_nvme_driver::{Controller, DmaMemory, DriverError, Registers};
 
-use crate::command::{Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature};
-use crate::driver::{DATA, Driver, ENABLED, queues, usual};
+use crate::driver::{DATA, ENABLED, disabled, enabled, enabled_with, queues, usual};
 use crate::machine::{CC, CMB, Machine, TIMEOUT, config};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{
+    Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature,
+};
 
 /// A driver with queue pair 1 and memory for a second one.
 fn refused(command: Command) -> u16 {
-    Driver::new().code(0, command)
+    enabled().code(0, command)
 }
 
 fn without_contiguity(mut command: Command) -> Command {
@@ -41,14 +44,14 @@ fn a_size_is_from_2_to_mqes() {
         assert_eq!(refused(create_cq(2, entries, 1, DATA)), sc::QUEUE_SIZE);
         assert_eq!(refused(create_sq(2, entries, 1, DATA)), sc::QUEUE_SIZE);
     }
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, queues(DATA, DATA + 0x2_0000, 2048, 2048));
     driver.create_pair(3, queues(DATA + 0x4_0000, DATA + 0x5_0000, 2, 2));
 }
 
 #[test]
 fn entry_sizes_are_set_before_the_first_queue_and_not_earlier() {
-    let mut driver = Driver::bare(&config());
+    let mut driver = disabled(&config());
     driver.start_enable_with(1);
     driver.wait_for_status(1, 1);
     assert_eq!(driver.code(0, create_cq(1, 4, 1, DATA)), sc::QUEUE_SIZE);
@@ -94,7 +97,7 @@ fn a_submission_queue_names_a_completion_queue_that_exists() {
 
 #[test]
 fn a_completion_queue_goes_after_its_submission_queues() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     assert_eq!(driver.code(0, delete_cq(1)), sc::INVALID_QUEUE);
     driver.ok(0, delete_sq(1));
     assert_eq!(driver.code(0, delete_sq(1)), sc::QID_INVALID);
@@ -113,7 +116,7 @@ fn admin_queues_cannot_be_deleted() {
 
 #[test]
 fn queues_beyond_what_was_granted_are_refused() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     assert_eq!(
         driver.code(0, set_feature(7, 0)),
         sc::CMD_SEQ_ERROR,
@@ -130,7 +133,7 @@ fn queues_beyond_what_was_granted_are_refused() {
 
 #[test]
 fn spare_queues_can_be_made_beside_those_asked_for() {
-    let mut driver = Driver::with(&peerbar_nvme::Config {
+    let mut driver = enabled_with(&peerbar_nvme::Config {
         spare_queues: 2,
         ..config()
     });
@@ -146,7 +149,7 @@ fn spare_queues_can_be_made_beside_those_asked_for() {
 
 #[test]
 fn a_cmb_that_takes_no_queues_says_so() {
-    let mut driver = Driver::with(&peerbar_nvme::Config {
+    let mut driver = enabled_with(&peerbar_nvme::Config {
         cmb_queues: false,
         cmb_legacy: false,
         ..config()

@@ -2,9 +2,9 @@
 
 use peerbar_nvme_spec::dma_log::{Completer, Direction, Entry, Purpose, Route};
 
-use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, LIST, queues};
+use crate::driver::{DATA, Driver, LIST, disabled, enabled, queues};
 use crate::machine::{self, CMB, RAM_BYTES, config};
+use peerbar_rig::nvme::command::{READ, WRITE, blocks};
 
 /// Returns the bytes of a purpose and direction by a route to a completer.
 fn bytes(log: &[Entry], purpose: Purpose, direction: Direction, at: (Route, Completer)) -> u64 {
@@ -33,7 +33,7 @@ fn moved(
 
 #[test]
 fn data_in_the_cmb_counts_as_own_memory_to_the_byte() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, queues(CMB, CMB + 0x1000, 16, 16));
     let moved = moved(&mut driver, |driver| {
         let len = 8 * 4096;
@@ -60,7 +60,7 @@ fn data_in_the_cmb_counts_as_own_memory_to_the_byte() {
 
 #[test]
 fn data_in_guest_ram_is_guest_ram_and_never_own_memory() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let moved = moved(&mut driver, |driver| {
         let len = 4 * 4096;
         let read = driver.prps(blocks(READ, 0, 32), DATA, len, LIST);
@@ -73,7 +73,7 @@ fn data_in_guest_ram_is_guest_ram_and_never_own_memory() {
 
 #[test]
 fn a_transfer_that_fails_is_a_failure_and_no_byte() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let nowhere = 0x7000_0000_0000;
     driver.code(1, blocks(READ, 0, 1).at(nowhere, 0));
     let log = driver.dma_log();
@@ -88,7 +88,7 @@ fn a_transfer_that_fails_is_a_failure_and_no_byte() {
 
 #[test]
 fn ats_log_counts_requests_hits_and_invalidations() {
-    let mut driver = Driver::bare(&config());
+    let mut driver = disabled(&config());
     driver.open_cmb();
     // The test unmaps all memory in the end, so the driver's doorbells must not lie there.
     driver.bring_up_by_registers();

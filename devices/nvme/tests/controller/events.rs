@@ -1,7 +1,10 @@
 //! Asynchronous events and Abort (NVMe Base 2.0, 5.1 and 5.2).
 
-use crate::command::{Command, async_event_request, get_feature, get_log, sc, set_feature};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, Driver, enabled};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{
+    Command, async_event_request, get_feature, get_log, sc, set_feature,
+};
 
 const INVALID_REGISTER: u32 = 0x0001_0000;
 const INVALID_VALUE: u32 = 0x0001_0100;
@@ -23,7 +26,7 @@ fn a_wrong_doorbell_is_an_event() {
         (0x1008, 16, INVALID_VALUE),
         (0x100c, 3, INVALID_VALUE),
     ] {
-        let mut driver = Driver::new();
+        let mut driver = enabled();
         let cid = driver.submit(0, async_event_request());
         if event == INVALID_VALUE {
             driver.write_doorbell(doorbell, value);
@@ -37,7 +40,7 @@ fn a_wrong_doorbell_is_an_event() {
 
 #[test]
 fn earlier_event_is_reported_to_the_next_request() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.set_register(0x1000 + 8 * 9, 1);
     driver.let_every_queue_have_a_turn();
     assert_eq!(driver.ok(0, async_event_request()), INVALID_REGISTER);
@@ -45,7 +48,7 @@ fn earlier_event_is_reported_to_the_next_request() {
 
 #[test]
 fn a_temperature_beyond_its_threshold_is_an_event_if_wanted() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let cid = driver.submit(0, async_event_request());
     driver.ok(0, set_feature(0x04, 300));
     let temperature_warnings = 1 << 1;
@@ -59,7 +62,7 @@ fn a_temperature_beyond_its_threshold_is_an_event_if_wanted() {
 
 #[test]
 fn a_kind_is_masked_until_its_page_is_read_without_rae() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let stray = |driver: &mut Driver| driver.set_register(0x1000 + 8 * 9, 1);
     stray(&mut driver);
     driver.let_every_queue_have_a_turn();
@@ -80,8 +83,8 @@ fn a_kind_is_masked_until_its_page_is_read_without_rae() {
 
 #[test]
 fn as_many_requests_wait_as_identify_says() {
-    let mut driver = Driver::new();
-    let limit = driver.fetch(crate::command::identify(1, 0), 4096)[259];
+    let mut driver = enabled();
+    let limit = driver.fetch(peerbar_rig::nvme::command::identify(1, 0), 4096)[259];
     for _ in 0..=limit {
         driver.submit(0, async_event_request());
     }
@@ -90,7 +93,7 @@ fn as_many_requests_wait_as_identify_says() {
 
 #[test]
 fn a_request_that_is_aborted_says_so() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let waiting = driver.submit(0, async_event_request());
     let aborting = driver.submit(0, abort(0, waiting));
     let entries = [driver.take(0), driver.take(0)];
@@ -102,7 +105,7 @@ fn a_request_that_is_aborted_says_so() {
 
 #[test]
 fn a_request_is_not_aborted_without_room_to_say_so() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let waiting = driver.submit(0, async_event_request());
     let flood = crate::driver::ENTRIES - 2;
     for _ in 0..flood {
@@ -120,7 +123,7 @@ fn a_request_is_not_aborted_without_room_to_say_so() {
 
 #[test]
 fn a_doorbell_that_is_rung_before_there_are_queues_is_no_event() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.disable();
     driver.set_register(0x1000 + 8, 1);
     driver.enable();
@@ -131,7 +134,7 @@ fn a_doorbell_that_is_rung_before_there_are_queues_is_no_event() {
 
 #[test]
 fn a_controller_reset_forgets_requests_and_events() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.submit(0, async_event_request());
     driver.let_every_queue_have_a_turn();
     driver.disable();

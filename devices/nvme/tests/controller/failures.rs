@@ -3,9 +3,11 @@
 
 use peerbar_nvme::{Config, FaultKind, SeededFault, Source};
 
-use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, delete_sq, sc};
-use crate::driver::{DATA, Driver, LIST, queues};
+use crate::driver::{DATA, Driver, LIST, enabled, enabled_with, queues};
 use crate::machine::{MIB, PAGE, RAM, config, pattern};
+use peerbar_rig::nvme::command::{
+    COMPARE, READ, WRITE, blocks, create_cq, create_sq, delete_sq, sc,
+};
 
 pub(crate) const CFS: u32 = 1 << 1;
 
@@ -14,7 +16,7 @@ const GONE: u64 = DATA + 0x10_0000;
 
 #[test]
 fn memory_that_is_not_there_is_a_data_transfer_error() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.unmap(GONE, PAGE);
     for opcode in [READ, WRITE, COMPARE] {
         for address in [GONE, 0, u64::MAX - 0xfff, 0x7000_0000_0000] {
@@ -28,7 +30,7 @@ fn memory_that_is_not_there_is_a_data_transfer_error() {
 
 #[test]
 fn a_write_that_fails_in_the_middle_changes_no_block() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let len = 8 * 4096;
     let before = pattern(len, 31);
     driver.store(0, &before);
@@ -41,7 +43,7 @@ fn a_write_that_fails_in_the_middle_changes_no_block() {
 
 #[test]
 fn a_list_that_is_not_there_is_a_data_transfer_error() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.unmap(GONE, PAGE);
     for opcode in [READ, WRITE] {
         let command = blocks(opcode, 0, 24).at(DATA, GONE);
@@ -51,7 +53,7 @@ fn a_list_that_is_not_there_is_a_data_transfer_error() {
 
 #[test]
 fn memory_that_is_read_only_is_read_and_never_written() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let data = pattern(512, 33);
     driver.write(GONE, &data);
     driver.unmap(GONE, PAGE);
@@ -80,7 +82,7 @@ pub(crate) fn fail(driver: &mut Driver) {
 
 #[test]
 fn a_command_that_cannot_be_fetched_is_fatal_until_a_reset() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     create_failing_pair(&mut driver);
     fail(&mut driver);
     driver.map(GONE, PAGE, true);
@@ -89,7 +91,7 @@ fn a_command_that_cannot_be_fetched_is_fatal_until_a_reset() {
 
 #[test]
 fn queue_with_commands_in_progress_is_not_deleted_on_failure() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     create_failing_pair(&mut driver);
     driver.inject("delay command write lba=0..8 by=60s");
     driver.submit(1, blocks(WRITE, 0, 1).at(DATA, 0));
@@ -109,7 +111,7 @@ fn queue_with_commands_in_progress_is_not_deleted_on_failure() {
 
 #[test]
 fn a_completion_that_cannot_be_posted_is_fatal_until_a_reset() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.ok(0, create_cq(2, 16, 2, 0x7000_0000_0000));
     driver.ok(0, create_sq(2, 16, 2, DATA));
     driver.write(DATA, &blocks(READ, 0, 1).at(LIST, 0).encode(1));
@@ -130,7 +132,7 @@ fn recovers(driver: &mut Driver) {
 
 #[test]
 fn unmapped_memory_is_not_touched_and_fails_its_commands() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let len = 128 << 10;
     driver.store(0, &pattern(len, 40));
     driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 256, 256));
@@ -167,7 +169,7 @@ fn blocks_lost_by_an_image_are_unrecovered_others_are_read() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(MIB).unwrap();
     for io_uring in [true, false] {
-        let mut driver = Driver::with(&Config {
+        let mut driver = enabled_with(&Config {
             namespaces: vec![Source::File(image.path().into())],
             io_uring,
             ..config()
@@ -189,7 +191,7 @@ fn a_seeded_fault_fails_the_commands_of_its_block_and_no_other() {
         (FaultKind::Beyond52Bits, 16),
         (FaultKind::Wraps, 24),
     ];
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         seeded_faults: seeded
             .map(|(kind, block)| SeededFault { kind, block })
             .to_vec(),

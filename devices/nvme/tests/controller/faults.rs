@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use peerbar_nvme::Config;
 
-use crate::command::{READ, VERIFY, WRITE, blocks, get_feature, identify, sc};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, Driver, enabled, enabled_with};
 use crate::failures::{create_failing_pair, fail};
 use crate::machine::{PAGE, TIMEOUT, config, pattern};
+use peerbar_rig::nvme::command::{READ, VERIFY, WRITE, blocks, get_feature, identify, sc};
 
 fn driver(rule: &str) -> Driver {
-    let driver = Driver::new();
+    let driver = enabled();
     driver.inject(rule);
     driver
 }
@@ -55,7 +55,7 @@ fn dropped_completion_does_not_come_and_others_do() {
         driver.ok(1, read);
         assert!(start.elapsed() < TIMEOUT, "it is not carried out");
     }
-    driver.ok(0, crate::command::delete_sq(1));
+    driver.ok(0, peerbar_rig::nvme::command::delete_sq(1));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn read_reordered(driver: &mut Driver) -> Vec<u8> {
 
 #[test]
 fn reordered_data_follow_when_the_completion_is_taken() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let data = read_reordered(&mut driver);
     driver.acknowledge(1);
     let start = Instant::now();
@@ -137,7 +137,7 @@ fn reordered_data_follow_when_the_completion_is_taken() {
 #[test]
 fn reordered_data_of_a_failed_controller_hold_up_no_unmap() {
     // Each queue has its own worker.
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         workers: 2,
         ..config()
     });
@@ -154,15 +154,15 @@ fn reordered_data_of_a_failed_controller_hold_up_no_unmap() {
 #[test]
 fn reordered_data_do_not_outlive_a_reset_or_their_queue() {
     for is_reset in [true, false] {
-        let mut driver = Driver::new();
+        let mut driver = enabled();
         read_reordered(&mut driver);
         if is_reset {
             driver.disable();
             driver.bring_up();
         } else {
-            driver.ok(0, crate::command::delete_sq(1));
+            driver.ok(0, peerbar_rig::nvme::command::delete_sq(1));
             driver.acknowledge(1);
-            driver.ok(0, crate::command::delete_cq(1));
+            driver.ok(0, peerbar_rig::nvme::command::delete_cq(1));
             driver.create_pair(1, crate::driver::usual(1));
         }
         for _ in 0..40 {
@@ -190,7 +190,7 @@ fn reset_does_not_wait_for_what_is_held_back() {
 
 #[test]
 fn dma_that_fails_is_a_data_transfer_error_and_moves_nothing() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.store(0, &pattern(4096, 45));
     driver.write(DATA, &[0xa5; 4096]);
     driver.inject("fail dma write route=guest-ram nth=2");
@@ -204,7 +204,7 @@ fn dma_that_fails_is_a_data_transfer_error_and_moves_nothing() {
 
 #[test]
 fn dma_that_is_dropped_or_corrupted_seems_done() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let (before, after) = (pattern(512, 46), pattern(512, 47));
     driver.store(0, &before);
     driver.write(DATA, &[0xa5; 512]);

@@ -14,12 +14,12 @@ use proptest::test_runner::TestRunner;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tempfile::NamedTempFile;
 
-use crate::command::{
-    COMPARE, Command, DATASET_MANAGEMENT, FLUSH, READ, VERIFY, WRITE, WRITE_ZEROES, blocks, sc,
-};
-use crate::driver::{DATA, Driver, LIST, usual};
+use crate::driver::{DATA, Driver, LIST, enabled_with, usual};
 use crate::loop_device::{LoopDevice, SmallMount};
 use crate::machine::{config, pattern};
+use peerbar_rig::nvme::command::{
+    COMPARE, Command, DATASET_MANAGEMENT, FLUSH, READ, VERIFY, WRITE, WRITE_ZEROES, blocks, sc,
+};
 
 /// Blocks of the namespace.
 const BLOCKS: usize = 256;
@@ -149,7 +149,7 @@ struct Model {
 impl Model {
     fn new(failure: Failure, block: usize, (io_uring, workers): (bool, u8)) -> Self {
         let disk = Disk::new(failure, (BLOCKS * block) as u64);
-        let mut driver = Driver::with(&Config {
+        let mut driver = enabled_with(&Config {
             block_bytes: block as u32,
             namespaces: vec![Source::File(disk.path.clone())],
             io_uring,

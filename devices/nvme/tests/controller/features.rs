@@ -1,7 +1,7 @@
 //! Get Features and Set Features (NVMe Base 2.0, 5.15 and 5.27).
 
-use crate::command::{Command, get_feature, sc, set_feature};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, enabled};
+use peerbar_rig::nvme::command::{Command, get_feature, sc, set_feature};
 
 const CURRENT: u32 = 0;
 const DEFAULT: u32 = 1;
@@ -23,7 +23,7 @@ const HOST_ID: u8 = 0x81;
 
 #[test]
 fn what_is_set_is_current_and_the_default_stays() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for (fid, value) in [
         (ARBITRATION, 3),
         (WRITE_CACHE, 0),
@@ -47,7 +47,7 @@ fn what_is_set_is_current_and_the_default_stays() {
 
 #[test]
 fn a_controller_reset_brings_the_defaults_back() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.ok(0, set_feature(WRITE_CACHE, 0));
     driver.disable();
     driver.enable();
@@ -56,7 +56,7 @@ fn a_controller_reset_brings_the_defaults_back() {
 
 #[test]
 fn a_controller_reset_keeps_the_count_of_boots() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.ok(0, set_feature(SOFTWARE_PROGRESS, 5));
     driver.disable();
     driver.enable();
@@ -65,7 +65,7 @@ fn a_controller_reset_keeps_the_count_of_boots() {
 
 #[test]
 fn nothing_is_saved() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let mut save = set_feature(ARBITRATION, 3);
     save.dwords[0] |= SAVE;
     assert_eq!(driver.code(0, save), sc::FEATURE_NOT_SAVEABLE);
@@ -73,7 +73,7 @@ fn nothing_is_saved() {
 
 #[test]
 fn what_is_not_there_is_an_invalid_field() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for fid in [0x00, 0x03, 0x0d, 0x7f, 0xff] {
         assert_eq!(
             driver.code(0, get_feature(fid, CURRENT, 0)),
@@ -91,7 +91,7 @@ fn what_is_not_there_is_an_invalid_field() {
 
 #[test]
 fn a_feature_of_the_controller_is_not_set_for_one_namespace() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let of = |fid: u8, nsid: u32| Command {
         nsid,
         ..set_feature(fid, 1)
@@ -111,7 +111,7 @@ fn a_feature_of_the_controller_is_not_set_for_one_namespace() {
 
 #[test]
 fn temperature_thresholds_are_over_and_under() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let under = 1 << 20;
     driver.ok(0, set_feature(TEMPERATURE, 350));
     driver.ok(0, set_feature(TEMPERATURE, under | 270));
@@ -126,7 +126,7 @@ fn temperature_thresholds_are_over_and_under() {
 
 #[test]
 fn features_with_data_take_and_return_it() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let behavior: Vec<u8> = [&[1, 1][..], &[0; 510]].concat();
     for (fid, dword, data) in [(HOST_ID, 1, vec![7; 16]), (HOST_BEHAVIOR, 0, behavior)] {
         driver.write(DATA, &data);
@@ -140,7 +140,7 @@ fn features_with_data_take_and_return_it() {
 
 #[test]
 fn the_clock_goes_on_from_what_it_was_set_to() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let set = 1_700_000_000_000_u64;
     driver.write(DATA, &set.to_le_bytes());
     driver.ok(0, set_feature(TIMESTAMP, 0).at(DATA, 0));

@@ -3,9 +3,10 @@
 use peerbar_vfio_user::CONFIG_REGION;
 use proptest::prelude::*;
 
-use crate::command::{READ, blocks};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, Driver, enabled};
 use crate::machine::{CC, CSTS};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{READ, blocks};
 
 const REGISTERS: u32 = 0;
 const REGISTER_BYTES: u64 = 0x4000;
@@ -47,7 +48,7 @@ proptest! {
             1..40,
         ),
     ) {
-        let mut driver = Driver::new();
+        let mut driver = enabled();
         for (region, offset, data) in accesses {
             driver.write_region(region, offset, &data);
             driver.read_region(region, offset, data.len());
@@ -58,7 +59,7 @@ proptest! {
 
 #[test]
 fn every_register_can_be_read_in_every_size() {
-    let driver = Driver::new();
+    let driver = enabled();
     let whole = driver.read_region(REGISTERS, 0, REGISTER_BYTES as usize);
     for size in [1, 2, 4, 8] {
         for offset in (0..REGISTER_BYTES as usize - size).step_by(size) {
@@ -75,7 +76,7 @@ fn every_register_can_be_read_in_every_size() {
 
 #[test]
 fn what_is_read_only_or_reserved_stays_as_it_is() {
-    let driver = Driver::new();
+    let driver = enabled();
     let before = driver.read_region(REGISTERS, 0, 0x1000);
     let read_only = (0x00..0x0c)
         .chain(0x18..0x24)
@@ -89,7 +90,7 @@ fn what_is_read_only_or_reserved_stays_as_it_is() {
 
 #[test]
 fn a_part_of_a_register_is_not_written() {
-    let driver = Driver::new();
+    let driver = enabled();
     let enabled = driver.register(CC);
     for (offset, len) in [
         (CC, 1),
@@ -106,7 +107,7 @@ fn a_part_of_a_register_is_not_written() {
 
 #[test]
 fn a_doorbell_at_every_offset_changes_no_other_queue() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let own = 0x1000..0x1010;
     for offset in (0x1000..REGISTER_BYTES).step_by(4) {
         if !own.contains(&offset) {

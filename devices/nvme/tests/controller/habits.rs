@@ -8,9 +8,9 @@ use fastrand::Rng;
 use peerbar_nvme::{Config, PollPolicy};
 use peerbar_rig::seed;
 
-use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
-use crate::driver::{DATA, Driver, queues};
+use crate::driver::{DATA, Driver, enabled_with, queues};
 use crate::machine::{TIMEOUT, config};
+use peerbar_rig::nvme::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
 
 const IDS: [u16; 2] = [2, 3];
 const SIZES: [u16; 8] = [2, 3, 4, 5, 17, 33, 64, 128];
@@ -119,7 +119,7 @@ fn no_command_of_a_guest_is_left_to_a_worker_that_sleeps() {
         ..config()
     };
     let mut guest = Guest {
-        driver: Driver::with(&adaptive),
+        driver: enabled_with(&adaptive),
         random: Rng::with_seed(seed()),
         out: [0; 2],
     };

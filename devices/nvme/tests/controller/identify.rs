@@ -1,7 +1,7 @@
 //! Identify (NVMe Base 2.0, 5.17): every structure that Linux and nvme-cli ask for.
 
-use crate::command::{Command, identify, sc};
-use crate::driver::Driver;
+use crate::driver::enabled;
+use peerbar_rig::nvme::command::{Command, identify, sc};
 
 const EVERY: u32 = u32::MAX;
 
@@ -20,7 +20,7 @@ fn number(data: &[u8], at: usize, bytes: usize) -> u64 {
 
 #[test]
 fn a_namespace_has_its_size_and_block_size() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for (nsid, blocks) in [(1, 8192), (2, 2048)] {
         let data = driver.fetch(identify(0, nsid), 4096);
         assert_eq!(number(&data, 0, 8), blocks, "nsze");
@@ -32,7 +32,7 @@ fn a_namespace_has_its_size_and_block_size() {
 
 #[test]
 fn the_controller_names_itself_and_its_limits() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let data = driver.fetch(identify(1, 0), 4096);
     assert_eq!(&data[4..24], b"disk0               ", "sn");
     assert_eq!(data[77], 5, "mdts");
@@ -48,7 +48,7 @@ fn the_controller_names_itself_and_its_limits() {
 
 #[test]
 fn lists_of_namespaces_start_above_the_nsid() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for cns in [0x02, 0x10] {
         for (above, expected) in [(0, [1, 2]), (1, [2, 0]), (2, [0, 0])] {
             let data = driver.fetch(identify(cns, above), 4096);
@@ -64,7 +64,7 @@ fn lists_of_namespaces_start_above_the_nsid() {
 
 #[test]
 fn descriptors_are_those_that_linux_names_a_disk_by() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let first = driver.fetch(identify(3, 1), 4096);
     let second = driver.fetch(identify(3, 2), 4096);
     assert_eq!(first[..4], [3, 16, 0, 0], "NVME_NIDT_UUID");
@@ -75,7 +75,7 @@ fn descriptors_are_those_that_linux_names_a_disk_by() {
 
 #[test]
 fn structures_of_a_command_set_are_those_of_nvm_alone() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for (cns, nsid) in [(0x05, 1), (0x06, 0), (0x07, 0), (0x1a, 0), (0x1b, 1)] {
         driver.fetch(of_command_set(cns, nsid, 0), 4096);
         let code = driver.code(0, of_command_set(cns, nsid, 2));
@@ -87,7 +87,7 @@ fn structures_of_a_command_set_are_those_of_nvm_alone() {
 
 #[test]
 fn the_controller_finds_itself_by_its_id() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let id = number(&driver.fetch(identify(1, 0), 4096), 78, 2);
     let with_id = |cns: u8, id: u64| Command {
         dwords: [u32::from(cns) | (id as u32) << 16, 0, 0, 0, 0, 0],
@@ -112,7 +112,7 @@ fn the_controller_finds_itself_by_its_id() {
 
 #[test]
 fn a_namespace_that_is_not_there_is_invalid() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for cns in [0x00, 0x03, 0x05, 0x08, 0x11, 0x12] {
         for nsid in [0, 3, EVERY] {
             let code = driver.code(0, identify(cns, nsid));
@@ -123,7 +123,7 @@ fn a_namespace_that_is_not_there_is_invalid() {
 
 #[test]
 fn a_structure_that_is_not_there_is_an_invalid_field() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for cns in [0x09, 0x17, 0x55, 0xff] {
         assert_eq!(driver.code(0, identify(cns, 1)), sc::INVALID_FIELD);
     }

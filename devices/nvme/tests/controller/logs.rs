@@ -1,14 +1,14 @@
 //! Get Log Page (NVMe Base 2.0, 5.16).
 
-use crate::command::{Command, READ, blocks, get_log, sc};
-use crate::driver::{DATA, Driver, LIST};
+use crate::driver::{DATA, LIST, enabled};
+use peerbar_rig::nvme::command::{Command, READ, blocks, get_log, sc};
 
 const ERROR: u8 = 0x01;
 const SMART: u8 = 0x02;
 
 #[test]
 fn the_pages_that_nvme_cli_reads_are_there_and_listed() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let listed = driver.fetch(get_log(0x00, 0, 1024), 1024);
     for (lid, len) in [
         (ERROR, 64),
@@ -30,7 +30,7 @@ fn the_pages_that_nvme_cli_reads_are_there_and_listed() {
 
 #[test]
 fn smart_counts_commands_and_shows_a_sound_device() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for start in 0..3 {
         driver.load(start, 512);
     }
@@ -45,7 +45,7 @@ fn smart_counts_commands_and_shows_a_sound_device() {
 
 #[test]
 fn the_latest_failed_command_is_first_in_the_error_log() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.code(1, blocks(READ, 9000, 1));
     let failed = driver.run(1, blocks(READ, 9001, 1));
     let page = driver.fetch(get_log(ERROR, 0, 128), 128);
@@ -58,7 +58,7 @@ fn the_latest_failed_command_is_first_in_the_error_log() {
 
 #[test]
 fn a_part_of_a_page_starts_at_its_offset() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let whole = driver.fetch(get_log(5, 0, 4096), 4096);
     let part = driver.fetch(get_log(5, 1024, 1024), 1024);
     assert_eq!(part, whole[1024..2048]);
@@ -69,7 +69,7 @@ fn a_part_of_a_page_starts_at_its_offset() {
 
 #[test]
 fn an_offset_beyond_the_page_or_not_in_dwords_is_refused() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for offset in [516, 2, 1 << 32, u64::MAX - 3] {
         let code = driver.code(0, get_log(SMART, offset, 4).at(DATA, 0));
         assert_eq!(code, sc::INVALID_FIELD, "offset {offset:#x}");
@@ -78,7 +78,7 @@ fn an_offset_beyond_the_page_or_not_in_dwords_is_refused() {
 
 #[test]
 fn a_page_longer_than_mdts_is_refused() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let len = 32 * 4096;
     let most = driver.prps(get_log(SMART, 0, len), DATA, len as usize, LIST);
     driver.ok(0, most);
@@ -92,7 +92,7 @@ fn a_page_longer_than_mdts_is_refused() {
 
 #[test]
 fn the_effects_are_those_of_the_command_set_that_is_asked_for() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let page = driver.fetch(get_log(5, 0, 4096), 4096);
     let effect = |opcode: usize| page[opcode * 4] & 3;
     assert_eq!((effect(0x06), effect(0x80)), (1, 0), "Identify, not Format");

@@ -8,12 +8,12 @@ use std::process::Command as Program;
 use peerbar_nvme::{Config, Source};
 use tempfile::TempDir;
 
-use crate::command::{
+use crate::driver::{DATA, LIST, enabled_with};
+use crate::machine::{MIB, config, pattern};
+use peerbar_rig::nvme::command::{
     Command, DATASET_MANAGEMENT, FLUSH, READ, WRITE, WRITE_ZEROES, async_event_request, blocks,
     get_log, sc, set_feature,
 };
-use crate::driver::{DATA, Driver, LIST};
-use crate::machine::{MIB, config, pattern};
 
 pub(crate) struct LoopDevice(String);
 
@@ -53,7 +53,7 @@ fn blocks_of_half_a_sector_are_zeroed_and_deallocated() {
     let folder = tempfile::tempdir().unwrap();
     let device = LoopDevice::new(folder.path(), 4096, MIB);
     for io_uring in [true, false] {
-        let mut driver = Driver::with(&Config {
+        let mut driver = enabled_with(&Config {
             namespaces: vec![Source::File(device.path())],
             io_uring,
             ..config()
@@ -108,7 +108,7 @@ fn failed_writeback_fails_every_later_flush_and_write() {
     for (io_uring, fua) in [(true, false), (true, true), (false, false)] {
         let mount = SmallMount::new();
         let device = LoopDevice::new(mount.path(), 512, MIB);
-        let mut driver = Driver::with(&Config {
+        let mut driver = enabled_with(&Config {
             namespaces: vec![Source::File(device.path())],
             io_uring,
             ..config()

@@ -12,7 +12,6 @@ mod blocks;
 mod bus_mastering;
 mod cmb;
 mod coalescing;
-mod command;
 mod create_queues;
 mod dma_log;
 mod driver;

@@ -2,9 +2,9 @@
 
 use peerbar_nvme::{Config, PollPolicy, Source};
 
-use crate::command::{VERIFY, blocks, get_feature};
-use crate::driver::{DATA, Driver, queues};
+use crate::driver::{DATA, enabled_with, queues};
 use crate::machine::config;
+use peerbar_rig::nvme::command::{VERIFY, blocks, get_feature};
 
 /// The admin queue's doorbells.
 const ADMIN_TAIL: u64 = 0x1000;
@@ -14,7 +14,7 @@ const ADMIN_HEAD: u64 = 0x1004;
 fn mapped_admin_doorbell_is_seen_while_a_worker_is_busy() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 24).unwrap();
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         poll: PollPolicy::Always,
         spare_queues: 0,
         workers: 1,

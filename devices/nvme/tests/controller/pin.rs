@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use peerbar_nvme::{Config, PollPolicy};
 use peerbar_vfio_user::{Device, RegionMapping};
 
-use crate::command::{Command, FLUSH};
-use crate::driver::Driver;
+use crate::driver::{Driver, disabled};
 use crate::machine::{config, take_event, wait_for_event};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{Command, FLUSH};
 
 const INTMS: u64 = 0x0c;
 const INTMC: u64 = 0x10;
@@ -19,7 +20,7 @@ fn flush() -> Command {
 
 /// A driver whose queue pair 1 alone raises the pin.
 fn driver_with_pin() -> (Driver, OwnedFd) {
-    let mut driver = Driver::bare(&config());
+    let mut driver = disabled(&config());
     let pin = driver.use_pin();
     driver.bring_up();
     driver.set_register(INTMS, 1);
@@ -29,8 +30,8 @@ fn driver_with_pin() -> (Driver, OwnedFd) {
 #[test]
 fn the_client_waits_for_the_answer_to_each_ring() {
     for poll in [PollPolicy::Never, PollPolicy::Adaptive] {
-        let driver = Driver::bare(&Config { poll, ..config() });
-        let device = driver.device();
+        let driver = disabled(&Config { poll, ..config() });
+        let device = driver.endpoint();
         let mapping = device.region(0).unwrap().mapping;
         assert!(matches!(mapping, RegionMapping::NoArea), "{mapping:?}");
     }

@@ -12,10 +12,13 @@ use peerbar_nvme_spec::registers::offset::{
 use peerbar_vfio_user::{Device, RegionMapping};
 use tempfile::TempDir;
 
-use crate::command::{COMPARE, Command, FLUSH, READ, WRITE, async_event_request, blocks};
-use crate::command::{get_log, sc, set_feature};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, Driver, disabled, enabled_with};
 use crate::machine::{CMB, MIB, Machine, PAGE, config, pattern};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{
+    COMPARE, Command, FLUSH, READ, WRITE, async_event_request, blocks,
+};
+use peerbar_rig::nvme::command::{get_log, sc, set_feature};
 
 const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 const UNRELIABLE: u32 = Pmrsts::new().with_hsts(Pmrsts::UNRELIABLE).into_bits();
@@ -49,7 +52,7 @@ impl Kept {
 
     /// Returns an enabled controller whose region is ready, also for commands.
     fn driver(&self) -> Driver {
-        let driver = Driver::with(&self.config());
+        let driver = enabled_with(&self.config());
         driver.assign_bar(4, BAR4);
         enable(&driver, PMR);
         driver
@@ -64,7 +67,7 @@ fn enable(machine: &Machine, base: u64) {
 
 /// Returns the region as the guest maps it.
 fn mapped(machine: &Machine) -> File {
-    let device = machine.device();
+    let device = machine.endpoint();
     let region = device.region(4).unwrap();
     assert_eq!(region.size, BYTES);
     let RegionMapping::Whole(fd) = region.mapping else {
@@ -82,7 +85,7 @@ fn contents(file: &File, offset: u64, len: usize) -> Vec<u8> {
 #[test]
 fn registers_say_that_there_is_a_region_and_when_it_is_ready() {
     let kept = Kept::new();
-    let driver = Driver::bare(&kept.config());
+    let driver = disabled(&kept.config());
     assert_eq!(driver.wide_register(0) >> 56 & 3, 3, "CAP.PMRS, CAP.CMBS");
     assert_eq!(
         driver.register(PMRCAP),
@@ -97,7 +100,7 @@ fn registers_say_that_there_is_a_region_and_when_it_is_ready() {
     assert_eq!(driver.register(PMRSTS), BASE_INVALID, "it meets the CMB");
     driver.set_register(PMRCTL, 0);
     assert_eq!(driver.register(PMRSTS), NOT_READY | BASE_INVALID);
-    let without = Driver::bare(&config());
+    let without = disabled(&config());
     enable(&without, PMR);
     assert_eq!(without.wide_register(0) >> 56 & 1, 0);
     let registers = (PMRCAP..=PMRMSCU).step_by(4);
@@ -221,10 +224,10 @@ fn power_loss_keeps_what_a_barrier_followed_and_tears_the_rest() {
 fn queues_are_not_taken_in_it() {
     let kept = Kept::new();
     let mut driver = kept.driver();
-    let completion = crate::command::create_cq(2, 16, 2, PMR);
+    let completion = peerbar_rig::nvme::command::create_cq(2, 16, 2, PMR);
     assert_eq!(driver.code(0, completion), sc::INVALID_FIELD);
-    driver.ok(0, crate::command::create_cq(2, 16, 2, DATA));
-    let submission = crate::command::create_sq(2, 16, 2, PMR + BYTES - PAGE);
+    driver.ok(0, peerbar_rig::nvme::command::create_cq(2, 16, 2, DATA));
+    let submission = peerbar_rig::nvme::command::create_sq(2, 16, 2, PMR + BYTES - PAGE);
     assert_eq!(driver.code(0, submission), sc::INVALID_FIELD);
 }
 
@@ -269,14 +272,14 @@ fn hostile_guest_moves_disables_and_resets_amid_commands() {
 fn queues_are_not_taken_at_its_bus_address() {
     let kept = Kept::new();
     let mut driver = kept.driver();
-    let completion = crate::command::create_cq(2, 16, 2, BAR4);
+    let completion = peerbar_rig::nvme::command::create_cq(2, 16, 2, BAR4);
     assert_eq!(driver.code(0, completion), sc::INVALID_FIELD);
 }
 
 #[test]
 fn admin_queues_are_not_taken_in_it() {
     let kept = Kept::new();
-    let driver = Driver::bare(&kept.config());
+    let driver = disabled(&kept.config());
     driver.assign_bar(4, BAR4);
     enable(&driver, PMR);
     driver.set_register(0x24, 0x000f_000f);

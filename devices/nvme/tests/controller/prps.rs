@@ -1,8 +1,8 @@
 //! Data in PRPs of every shape (NVMe Base 2.0, 4.1.1).
 
-use crate::command::{Command, READ, WRITE, blocks, sc};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, Driver, enabled};
 use crate::machine::{CMB, PAGE, pattern};
+use peerbar_rig::nvme::command::{Command, READ, WRITE, blocks, sc};
 
 /// Stores `data` and makes a command with these PRPs read it back into `pages`, the first from an
 /// offset on.
@@ -46,7 +46,7 @@ const PAGES: [u64; 4] = [
 
 #[test]
 fn one_or_two_pages_need_no_list() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let [a, b, ..] = PAGES;
     reads_into(&mut driver, 512, a + 0x200, u64::MAX, &[a + 0x200]);
     reads_into(&mut driver, 4096, a, 0, &[a]);
@@ -57,7 +57,7 @@ fn one_or_two_pages_need_no_list() {
 
 #[test]
 fn a_list_may_start_anywhere_in_its_page_and_go_on_in_another() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let [a, b, c, d] = PAGES;
     let end = LIST + PAGE - 8;
     list(&driver, LIST, &[b, c, d]);
@@ -83,7 +83,7 @@ fn a_list_may_start_anywhere_in_its_page_and_go_on_in_another() {
 
 #[test]
 fn lists_may_be_in_the_cmb() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let [a, b, c, d] = PAGES;
     let end = CMB + 2 * PAGE - 8;
     list(&driver, end - 8, &[b, CMB + 0x5000]);
@@ -95,7 +95,7 @@ fn lists_may_be_in_the_cmb() {
 
 #[test]
 fn the_largest_transfer_at_every_start_in_a_page() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let len = 32 * 4096;
     let data = pattern(len, 11);
     for offset in [0, 4, 0x204, 0xffc] {
@@ -115,7 +115,7 @@ fn the_largest_transfer_at_every_start_in_a_page() {
 
 #[test]
 fn an_address_that_is_misaligned_is_an_invalid_offset() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let [a, b, c, _] = PAGES;
     list(&driver, LIST, &[b, c + 0x200]);
     list(&driver, LIST + PAGE, &[b + 8, c]);
@@ -135,7 +135,7 @@ fn an_address_that_is_misaligned_is_an_invalid_offset() {
 
 #[test]
 fn a_chain_that_leads_to_itself_ends() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     let end = LIST + PAGE - 8;
     list(&driver, end, &[end]);
     let code = driver.code(1, blocks(READ, 0, 24).at(DATA, end));

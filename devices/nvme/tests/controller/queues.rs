@@ -1,7 +1,7 @@
 //! Queues at work: many queues, full ones, and wrap-around (NVMe Base 2.0, 3.3).
 
-use crate::command::{Command, FLUSH, delete_cq, delete_sq};
-use crate::driver::{DATA, Driver, queues, usual};
+use crate::driver::{DATA, enabled, queues, usual};
+use peerbar_rig::nvme::command::{Command, FLUSH, delete_cq, delete_sq};
 
 fn flush() -> Command {
     Command::new(FLUSH, 1, &[])
@@ -9,7 +9,7 @@ fn flush() -> Command {
 
 #[test]
 fn each_of_64_pairs_has_its_vector() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for id in 2..=64 {
         driver.create_pair(id, usual(id));
     }
@@ -24,7 +24,7 @@ fn each_of_64_pairs_has_its_vector() {
 
 #[test]
 fn entries_go_around_the_end_and_the_phase_turns() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, queues(DATA, DATA + 0x1000, 5, 3));
     for count in 1..=31 {
         let entry = driver.run(2, flush());
@@ -35,7 +35,7 @@ fn entries_go_around_the_end_and_the_phase_turns() {
 
 #[test]
 fn a_full_completion_queue_waits_for_the_driver() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, queues(DATA, DATA + 0x1000, 16, 4));
     let cids: Vec<u16> = (0..7).map(|_| driver.put(2, flush())).collect();
     driver.ring(2);
@@ -53,10 +53,10 @@ fn a_full_completion_queue_waits_for_the_driver() {
 
 #[test]
 fn several_submission_queues_share_a_completion_queue() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, usual(2));
     driver.ok(0, delete_sq(2));
-    let shared = crate::command::create_sq(2, 16, 1, usual(2).submission);
+    let shared = peerbar_rig::nvme::command::create_sq(2, 16, 1, usual(2).submission);
     driver.ok(0, shared);
     driver.know_pair(2, usual(2));
     let cid = driver.submit(2, flush());
@@ -64,15 +64,20 @@ fn several_submission_queues_share_a_completion_queue() {
     assert_eq!((entry.sqid, entry.cid, entry.code()), (2, cid, 0));
     driver.ok(0, delete_cq(2));
     let in_use = driver.code(0, delete_cq(1));
-    assert_eq!(in_use, crate::command::sc::INVALID_QUEUE);
+    assert_eq!(in_use, peerbar_rig::nvme::command::sc::INVALID_QUEUE);
 }
 
 #[test]
 fn a_fused_command_or_one_with_sgls_is_refused() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for flags in [0x01, 0x02, 0x40, 0x80] {
-        let read = crate::command::blocks(crate::command::READ, 0, 1).at(DATA, 0);
+        let read =
+            peerbar_rig::nvme::command::blocks(peerbar_rig::nvme::command::READ, 0, 1).at(DATA, 0);
         let code = driver.code(1, Command { flags, ..read });
-        assert_eq!(code, crate::command::sc::INVALID_FIELD, "flags {flags:#x}");
+        assert_eq!(
+            code,
+            peerbar_rig::nvme::command::sc::INVALID_FIELD,
+            "flags {flags:#x}"
+        );
     }
 }

@@ -1,9 +1,10 @@
 //! Resets while queues are at work: afterwards there is no DMA and no interrupt from before the
 //! reset (NVMe Base 2.0, 3.7).
 
-use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, ENABLED, LIST, queues};
+use crate::driver::{DATA, Driver, ENABLED, LIST, enabled, queues};
 use crate::machine::{CC, pattern};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{READ, WRITE, blocks};
 
 type Reset = fn(&mut Driver);
 
@@ -15,7 +16,7 @@ const OF_THE_FUNCTION: [(&str, Reset); 2] = [
 
 /// Queue 2 with as many reads of the largest size as it holds.
 fn at_work() -> Driver {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 512, 512));
     let read = driver.prps(blocks(READ, 0, 256), DATA + 0x2_0000, 256 * 512, LIST);
     for _ in 0..500 {
@@ -60,7 +61,7 @@ fn complete_controller_reset_has_ended_dma_and_interrupts() {
 #[test]
 fn commands_of_before_are_not_taken_after_a_reset() {
     for (name, reset) in OF_THE_FUNCTION {
-        let mut driver = Driver::new();
+        let mut driver = enabled();
         let kept = pattern(512, 41);
         driver.store(9, &kept);
         driver.put(1, blocks(WRITE, 9, 1).at(LIST, 0));
@@ -75,7 +76,7 @@ fn commands_of_before_are_not_taken_after_a_reset() {
 
 #[test]
 fn enable_toggled_without_waiting_ends_in_a_working_controller() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for _ in 0..200 {
         driver.set_register(CC, ENABLED & !1);
         driver.set_register(CC, ENABLED);
@@ -88,7 +89,7 @@ fn enable_toggled_without_waiting_ends_in_a_working_controller() {
 #[test]
 fn controller_reset_while_being_enabled_works_afterwards() {
     for (name, reset) in OF_THE_FUNCTION {
-        let mut driver = Driver::new();
+        let mut driver = enabled();
         for _ in 0..50 {
             reset(&mut driver);
             driver.set_up_function();

@@ -9,10 +9,11 @@ use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRSTS};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tempfile::NamedTempFile;
 
-use crate::command::{Command, READ, WRITE, async_event_request, blocks, get_log, sc};
-use crate::driver::{DATA, Driver, LIST};
+use crate::driver::{DATA, Driver, LIST, enabled, enabled_with};
 use crate::failures::{create_failing_pair, fail};
 use crate::machine::{MIB, config, pattern};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{Command, READ, WRITE, async_event_request, blocks, get_log, sc};
 
 /// SANACT.
 const EXIT_FAILURE_MODE: u32 = 1;
@@ -44,7 +45,7 @@ fn block_erase_makes_namespaces_and_region_zeros() {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(MIB).unwrap();
     for options in [0, NO_DEALLOCATE] {
-        let mut driver = Driver::with(&Config {
+        let mut driver = enabled_with(&Config {
             pmr: Some(kept.path().into()),
             namespaces: vec![Source::Ram(MIB), Source::File(image.path().into())],
             ..config()
@@ -78,7 +79,7 @@ fn block_erase_makes_namespaces_and_region_zeros() {
 fn sanitize_is_refused_while_the_region_is_enabled() {
     let kept = NamedTempFile::new().unwrap();
     kept.as_file().set_len(2 * MIB).unwrap();
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         pmr: Some(kept.path().into()),
         ..config()
     });
@@ -97,13 +98,13 @@ fn sanitize_is_refused_while_the_region_is_enabled() {
 
 #[test]
 fn other_ways_to_sanitize_are_refused() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     for action in [0, OVERWRITE, 4, 5, 7] {
         assert_eq!(driver.code(0, sanitize(action)), sc::INVALID_FIELD);
     }
     driver.ok(0, sanitize(EXIT_FAILURE_MODE));
     assert_eq!(status(&mut driver), (0xffff, 0, 0));
-    let identify = driver.fetch(crate::command::identify(1, 0), 4096);
+    let identify = driver.fetch(peerbar_rig::nvme::command::identify(1, 0), 4096);
     assert_eq!(identify[328..332], [2, 0, 0, 0x40], "SANICAP");
 }
 
@@ -113,7 +114,7 @@ fn sealed() -> (Driver, File) {
     let image = File::from(image);
     image.set_len(MIB).unwrap();
     let path = format!("/proc/self/fd/{}", image.as_raw_fd());
-    let driver = Driver::with(&Config {
+    let driver = enabled_with(&Config {
         namespaces: vec![Source::File(path.into())],
         ..config()
     });
@@ -140,7 +141,7 @@ fn failed_sanitize_makes_media_unusable_until_it_is_left() {
 
 #[test]
 fn commands_in_progress_end_before_the_media_is_erased() {
-    let mut driver = Driver::new();
+    let mut driver = enabled();
     driver.write(DATA, &[7; 4096]);
     for round in 0..20 {
         for block in 0..8 {
@@ -163,7 +164,7 @@ fn commands_in_progress_end_before_the_media_is_erased() {
 fn sanitize_of_a_failing_controller_has_not_begun() {
     // A reset that follows at once may also keep a sanitize from beginning.
     for round in 0..10 {
-        let mut driver = Driver::new();
+        let mut driver = enabled();
         let data = pattern(512, 3);
         driver.store(0, &data);
         create_failing_pair(&mut driver);
@@ -187,7 +188,7 @@ fn sanitize_of_a_failing_controller_has_not_begun() {
 fn sanitize_fails_if_the_region_does_not_reach_the_disk() {
     let kept = NamedTempFile::new().unwrap();
     kept.as_file().set_len(2 * MIB).unwrap();
-    let mut driver = Driver::with(&Config {
+    let mut driver = enabled_with(&Config {
         pmr: Some(kept.path().into()),
         ..config()
     });

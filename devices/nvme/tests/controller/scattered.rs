@@ -1,12 +1,12 @@
 //! Guest RAM whose pages lie at unrelated places, as behind an IOMMU that maps page by page.
 
-use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, LIST, queues};
+use crate::driver::{DATA, LIST, disabled, queues};
 use crate::machine::{config, pattern};
+use peerbar_rig::nvme::command::{READ, WRITE, blocks};
 
 #[test]
 fn queues_lists_and_data_cross_pages_that_are_no_neighbours() {
-    let mut driver = Driver::bare(&config());
+    let mut driver = disabled(&config());
     driver.scatter_ram();
     driver.bring_up();
     driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 256, 1024));

@@ -4,18 +4,19 @@ use std::time::{Duration, Instant};
 
 use peerbar_nvme::{Config, PollPolicy};
 
-use crate::command::{
+use crate::driver::{DATA, Driver, LIST, enabled_with, queues, usual};
+use crate::machine::{RAM, RAM_BYTES, config};
+use peerbar_rig::Link as _;
+use peerbar_rig::nvme::command::{
     Command, FLUSH, READ, blocks, delete_cq, delete_sq, doorbell_buffer, identify, sc,
 };
-use crate::driver::{DATA, Driver, LIST, queues, usual};
-use crate::machine::{RAM, RAM_BYTES, config};
 
 fn config_with(poll: PollPolicy) -> Config {
     Config { poll, ..config() }
 }
 
 fn driver() -> Driver {
-    let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
+    let mut driver = enabled_with(&config_with(PollPolicy::Adaptive));
     driver.use_shadow_doorbells();
     driver
 }
@@ -80,7 +81,7 @@ fn shadow_doorbells_are_offered_with_adaptive_polling_only() {
         (PollPolicy::Adaptive, true),
         (PollPolicy::Always, false),
     ] {
-        let mut driver = Driver::with(&config_with(poll));
+        let mut driver = enabled_with(&config_with(poll));
         let data = driver.fetch(identify(1, 0), 4096);
         assert_eq!(data[257] & 1 == 1, offered, "OACS bit 8 with {poll}");
         let code = driver.code(0, doorbell_buffer(DATA, LIST));
@@ -91,7 +92,7 @@ fn shadow_doorbells_are_offered_with_adaptive_polling_only() {
 
 #[test]
 fn shadow_doorbells_are_not_offered_with_the_intx_pin() {
-    let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
+    let mut driver = enabled_with(&config_with(PollPolicy::Adaptive));
     let _pin = driver.use_pin();
     let data = driver.fetch(identify(1, 0), 4096);
     assert_eq!(data[257] & 1, 0, "OACS bit 8");
@@ -103,7 +104,7 @@ fn shadow_doorbells_are_not_offered_with_the_intx_pin() {
 
 #[test]
 fn invalid_shadow_pages_are_refused_and_registers_still_work() {
-    let mut driver = Driver::with(&config_with(PollPolicy::Adaptive));
+    let mut driver = enabled_with(&config_with(PollPolicy::Adaptive));
     let end = RAM + RAM_BYTES;
     let read_only = end + 4096;
     driver.map_read_only(read_only, DATA);

@@ -3,15 +3,15 @@
 
 use peerbar_nvme::{Config, Source};
 
-use crate::command::{READ, WRITE, blocks};
-use crate::driver::{DATA, Driver, ENTRIES, usual};
+use crate::driver::{DATA, ENTRIES, enabled_with, usual};
 use crate::machine::{MIB, PAGE, config};
+use peerbar_rig::nvme::command::{READ, WRITE, blocks};
 
 const ROUNDS: usize = 600;
 
 /// Two queues write a block, each its own byte, while a third one reads it.
 fn hammer(config: &Config) {
-    let mut driver = Driver::with(config);
+    let mut driver = enabled_with(config);
     driver.create_pair(2, usual(2));
     driver.create_pair(3, usual(3));
     for id in [1_u8, 2] {

@@ -1,20 +1,13 @@
 //! Errant addresses in a driver's commands: the client is asked, so that its IOMMU may log them,
 //! and no memory changes.
 
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use peerbar_rig::Daemon;
-use rustix::fs::SealFlags;
+use peerbar_rig::nvme::command::{COMPARE, READ, WRITE, sc};
+use peerbar_rig::nvme::{DATA, RAM, RAM_BYTES};
 
-use crate::driver::{DATA, DATA_TRANSFER_ERROR, Driver, RAM, RAM_BYTES, SUCCESS, ram};
 use crate::process::start;
-use crate::upstream::Upstream;
-use crate::wire::Wire;
-
-const READ: u8 = 0x02;
-const WRITE: u8 = 0x01;
-const COMPARE: u8 = 0x05;
+use crate::{DaemonDriver, SUCCESS, driver};
 
 /// Unmapped addresses: 0, one page before RAM and one past it, some beyond 48 and 52 bits, and the
 /// last page of all.
@@ -28,19 +21,10 @@ const ERRANT: [u64; 7] = [
     u64::MAX - 4095,
 ];
 
-#[track_caller]
-fn driver(daemon: &Daemon) -> Driver<Wire> {
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    wire.upstream.answer_with(|_| Upstream::UNMAPPED);
-    Driver::bring_up(wire, memory)
-}
-
 /// Guest RAM without the queues and the list of pages, which a command may change.
-fn data(driver: &Driver<Wire>) -> Vec<u8> {
+fn data(driver: &DaemonDriver) -> Vec<u8> {
     let mut bytes = vec![0; (RAM_BYTES - 0xa000) as usize];
-    driver.memory.read_exact_at(&mut bytes, 0xa000).unwrap();
+    driver.ram.file.read_exact_at(&mut bytes, 0xa000).unwrap();
     bytes
 }
 
@@ -52,10 +36,10 @@ fn errant_address_is_asked_of_the_client_and_fails_the_command() {
         let before = data(&driver);
         for address in ERRANT {
             let said = driver.io(opcode, address, 8);
-            assert_eq!(said, DATA_TRANSFER_ERROR, "{opcode:#x} at {address:#x}");
+            assert_eq!(said, sc::DATA_XFER_ERROR, "{opcode:#x} at {address:#x}");
         }
         assert!(data(&driver) == before, "{opcode:#x}");
-        let asked = driver.link().upstream.seen();
+        let asked = driver.link.upstream().seen();
         let addresses: Vec<u64> = asked.iter().map(|request| request.address).collect();
         assert_eq!(addresses, ERRANT);
         assert!(asked.iter().all(|request| request.len <= 4), "{asked:?}");
@@ -69,7 +53,7 @@ fn data_that_goes_astray_in_its_second_page_fails_the_command() {
     let mut driver = driver(&daemon);
     let last = RAM + RAM_BYTES - 4096;
     for opcode in [READ, WRITE] {
-        assert_eq!(driver.io(opcode, last, 16), DATA_TRANSFER_ERROR);
+        assert_eq!(driver.io(opcode, last, 16), sc::DATA_XFER_ERROR);
     }
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     assert_eq!(driver.data(4096), [0; 4096], "the write has not come about");
@@ -86,11 +70,11 @@ fn a_seeded_fault_goes_astray_whatever_the_driver_asks() {
     for block in [8, 16, 24] {
         for opcode in [READ, WRITE] {
             let said = driver.io_from(block, opcode, DATA, 8);
-            assert_eq!(said, DATA_TRANSFER_ERROR, "{opcode:#x} of block {block}");
+            assert_eq!(said, sc::DATA_XFER_ERROR, "{opcode:#x} of block {block}");
         }
     }
     assert!(data(&driver) == before);
-    let asked = driver.link().upstream.seen();
+    let asked = driver.link.upstream().seen();
     let addresses: Vec<u64> = asked.iter().map(|request| request.address).collect();
     let wrapping = u64::MAX - 2047;
     assert_eq!(

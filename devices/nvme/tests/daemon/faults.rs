@@ -9,45 +9,27 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use peerbar_flight::{Event, FlightFile};
-use peerbar_rig::Daemon;
+use peerbar_rig::nvme::command::{FLUSH, READ, WRITE};
+use peerbar_rig::nvme::{CC, DATA, Driver, RAM, RAM_BYTES};
+use peerbar_rig::{Client, Guest, GuestRam, Link, REGISTERS, wait_for_event, wait_until};
 use peerbar_vfio_user::CONFIG_REGION;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::SealFlags;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
-use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::start;
-use crate::wire::Wire;
-use crate::{TIMEOUT, wait_until};
+use crate::{SUCCESS, driver};
 
-const FLUSH: u8 = 0x00;
-const WRITE: u8 = 0x01;
-const READ: u8 = 0x02;
 /// NVMe's VS register, and its value for 2.0.
 const VERSION: (u64, [u8; 4]) = (8, [0, 0, 2, 0]);
 /// VFIO_PCI_MSIX_IRQ_INDEX.
 const MSI_X: u32 = 2;
-/// ENOMEM.
-const NO_MEMORY: u32 = 12;
-
-fn driver(daemon: &Daemon) -> Driver<Wire> {
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    Driver::bring_up(wire, memory)
-}
 
 fn inject(control: &Path, rule: &str) {
     let mut stream = UnixStream::connect(control).unwrap();
     writeln!(stream, "{rule}").unwrap();
     let answer = std::io::read_to_string(stream).unwrap();
     assert_eq!(answer, format!("ok in force: {rule}\n"));
-}
-
-fn read<const N: usize>(wire: &mut Wire, region: u32, offset: u64) -> [u8; N] {
-    let mut data = [0; N];
-    wire.read(region, offset, &mut data);
-    data
 }
 
 #[test]
@@ -65,15 +47,15 @@ fn mapping_that_fails_is_answered_with_no_memory() {
         rules[1],
     ];
     let daemon = start(&faults);
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    let mut map = |iova| wire.map((iova, RAM_BYTES), Some(memory.as_fd()));
-    assert_eq!(map(0x2000_0000), Err(NO_MEMORY));
+    let client = Client::connect(daemon.socket()).unwrap();
+    let ram = GuestRam::new(RAM, RAM_BYTES);
+    let map = |iova| client.map((iova, RAM_BYTES), Some(ram.file.as_fd()));
+    assert_eq!(map(0x2000_0000), Err(Errno::NOMEM));
     let start = Instant::now();
     assert_eq!(map(RAM), Ok(()));
     assert!(start.elapsed() >= Duration::from_millis(20));
     assert_eq!(map(0x2000_0000), Ok(()));
-    let mut driver = Driver::bring_up(wire, memory);
+    let mut driver = Driver::enabled(Guest { link: client, ram });
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
 }
 
@@ -89,11 +71,9 @@ fn delayed_interrupt_comes_late() {
     inject(&control, "delay interrupt vector=0 by=20ms");
     // Admin commands raise vector 0. Once this one is complete, the earlier ones have done so.
     assert_eq!(driver.serial(), "test");
-    driver.link().signal_by(MSI_X, event.as_fd());
+    driver.link.signal_by(MSI_X, event.as_fd());
     assert_eq!(driver.serial(), "test");
-    let mut polled = [PollFd::new(&event, PollFlags::IN)];
-    let limit = Timespec::try_from(TIMEOUT).unwrap();
-    assert_eq!(poll(&mut polled, Some(&limit)).unwrap(), 1, "it is lost");
+    wait_for_event(&event, "vector 0");
     assert!(start.elapsed() >= Duration::from_millis(20));
 }
 
@@ -114,29 +94,23 @@ fn device_whose_link_is_down_is_reset_and_not_reached() {
     driver.fill(0xff, 4096);
     inject(&control, "link-down device");
     driver.submit_io(READ, DATA, 8);
-    assert_eq!(read(&mut driver.link(), CONFIG_REGION, 0), [0xff; 4]);
-    assert_eq!(read(&mut driver.link(), REGISTERS, VERSION.0), [0xff; 4]);
-    driver
-        .link()
-        .write(CONFIG_REGION, 4, &0b110_u16.to_le_bytes());
+    assert_eq!(driver.link.bytes(CONFIG_REGION, 0), [0xff; 4]);
+    assert_eq!(driver.link.bytes(REGISTERS, VERSION.0), [0xff; 4]);
+    driver.link.set_command(0b110);
     inject(&control, "link-up device");
+    assert_eq!(driver.link.bytes(CONFIG_REGION, 0), [0x36, 0x1b, 0x10, 0]);
+    assert_eq!(driver.link.bytes(CONFIG_REGION, 4), [0; 2], "reset");
     assert_eq!(
-        read(&mut driver.link(), CONFIG_REGION, 0),
-        [0x36, 0x1b, 0x10, 0]
-    );
-    assert_eq!(read(&mut driver.link(), CONFIG_REGION, 4), [0; 2], "reset");
-    assert_eq!(
-        read(&mut driver.link(), REGISTERS, VERSION.0),
+        driver.link.bytes(REGISTERS, VERSION.0),
         [0xff; 4],
         "no memory space"
     );
     assert_eq!(driver.data(4096), [0xff; 4096], "no DMA");
-    let (mut wire, memory) = driver.into_parts();
-    wire.write(CONFIG_REGION, 4, &0b110_u16.to_le_bytes());
-    assert_eq!(read(&mut wire, REGISTERS, VERSION.0), VERSION.1);
-    assert_eq!(read(&mut wire, REGISTERS, 0x14), [0; 4], "CC");
-    std::os::unix::fs::FileExt::write_all_at(&memory, &[0; 0x8000], 0).unwrap();
-    let mut driver = Driver::bring_up(wire, memory);
+    driver.link.turn_on().unwrap();
+    assert_eq!(driver.link.bytes(REGISTERS, VERSION.0), VERSION.1);
+    assert_eq!(driver.link.register(CC), 0);
+    driver.ram.store(RAM, &[0; 0x8000]);
+    driver.enable_polled();
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     assert_eq!(driver.data(4096), [0x5a; 4096]);
 }
@@ -178,13 +152,12 @@ fn link_that_goes_down_at_a_dma_comes_up_by_itself() {
     // The register reads as ones while the link is down, but that may be over before the test reads
     // it.
     wait_until("the reset at the link's end, and the link is up", || {
-        (read(&mut driver.link(), CONFIG_REGION, 4) == [0; 2]).then_some(())
+        (driver.link.bytes(CONFIG_REGION, 4) == [0; 2]).then_some(())
     });
     assert!(start.elapsed() >= Duration::from_millis(20));
     assert_eq!(driver.data(4096), [0xff; 4096], "the DMA is lost");
-    let (wire, memory) = driver.into_parts();
-    std::os::unix::fs::FileExt::write_all_at(&memory, &[0; 0x8000], 0).unwrap();
-    let mut driver = Driver::bring_up(wire, memory);
+    driver.ram.store(RAM, &[0; 0x8000]);
+    driver.enable_polled();
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
 }
 
@@ -214,7 +187,7 @@ fn blocks_after_power_loss(options: &[&str]) -> Vec<u8> {
     // The flush during which the power is lost never completes.
     driver.submit_io(FLUSH, DATA, 1);
     wait_until("no power", || {
-        (read(&mut driver.link(), CONFIG_REGION, 0) == [0xff; 4]).then_some(())
+        (driver.link.bytes(CONFIG_REGION, 0) == [0xff; 4]).then_some(())
     });
     drop(driver);
     assert_eq!(daemon.terminate().code, Some(0));

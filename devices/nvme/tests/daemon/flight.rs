@@ -7,36 +7,32 @@ use std::os::unix::net::UnixStream;
 
 use peerbar_dma_log::counter_file::Reader;
 use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
-use peerbar_rig::Daemon;
+use peerbar_rig::nvme::command::READ;
+use peerbar_rig::nvme::{DATA, RAM, RAM_BYTES};
+use peerbar_rig::{Daemon, Link, REGISTERS, memory_file, wait_until};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
-use crate::driver::{DATA, Driver, Link as _, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::start;
-use crate::wait_until;
-use crate::wire::Wire;
+use crate::{DaemonDriver, SUCCESS, driver};
 
-const READ: u8 = 0x02;
 /// A mapping for one command's data.
 const BUFFER: u64 = 0x9000_0000;
 
 /// A daemon that records everything, with a driver.
-fn recorded() -> (Daemon, Driver<Wire>, TempDir, FlightFile) {
+fn recorded() -> (Daemon, DaemonDriver, TempDir, FlightFile) {
     recorded_with(&[])
 }
 
 /// The same with further options.
-fn recorded_with(options: &[&str]) -> (Daemon, Driver<Wire>, TempDir, FlightFile) {
+fn recorded_with(options: &[&str]) -> (Daemon, DaemonDriver, TempDir, FlightFile) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("disk7.flight");
     let words = ["--namespace", "ram=2M", "--record", "all", "--flight"];
     let words = [&words[..], &[path.to_str().unwrap()], options].concat();
     let daemon = start(&words);
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    let driver = Driver::bring_up(wire, memory);
+    let driver = driver(&daemon);
     let file = FlightFile::open(&path).unwrap();
     (daemon, driver, folder, file)
 }
@@ -70,7 +66,7 @@ fn client_doorbells_are_counted_unless_it_may_map_them() {
         };
         let before = of_queue();
         for _ in 0..3 {
-            driver.link().write(REGISTERS, TAIL, &[0; 4]);
+            driver.link.write(REGISTERS, TAIL, &[0; 4]);
         }
         let written = of_queue().zip(before).map(|(after, before)| after - before);
         assert_eq!(written, counted, "{poll}");
@@ -114,7 +110,7 @@ fn command_is_recorded_between_doorbell_and_interrupt() {
     const MSI_X: u32 = 2;
     let (_daemon, mut driver, _folder, file) = recorded();
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    driver.link().signal_by(MSI_X, event.as_fd());
+    driver.link.signal_by(MSI_X, event.as_fd());
     let before = file.read().unwrap().records.len();
     driver.serial();
     rustix::io::read(&event, &mut [0; 8]).unwrap();
@@ -195,19 +191,16 @@ fn removed_device_is_gone_for_its_client_and_there_for_the_next() {
         let events = file.read().unwrap();
         (count(&events, |event| *event == Event::Client(false)) == 1).then_some(())
     });
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    let mut driver = Driver::bring_up(wire, memory);
+    let mut driver = self::driver(&daemon);
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
 }
 
 #[test]
 fn a_mapping_that_its_driver_leaves_behind_is_found() {
     let (mut daemon, mut driver, _folder, file) = recorded();
-    let buffer = ram(SealFlags::SHRINK);
+    let buffer = memory_file(RAM_BYTES, SealFlags::SHRINK);
     driver
-        .link()
+        .link
         .map((BUFFER, 4096), Some(buffer.as_fd()))
         .unwrap();
     assert_eq!(driver.io(READ, BUFFER, 8), SUCCESS);

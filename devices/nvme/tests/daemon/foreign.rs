@@ -1,24 +1,15 @@
 //! An independent implementation of the protocol: the client of the `vfio_user` crate.
 
-use std::os::fd::AsRawFd;
+use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
 
-use peerbar_rig::{Daemon, check_former_client};
-use rustix::fs::SealFlags;
+use peerbar_rig::nvme::{DATA, Driver, RAM, RAM_BYTES};
+use peerbar_rig::{Daemon, Guest, check_former_client};
 use vfio_user::Client;
 
-use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, SUCCESS, ram};
+use crate::SUCCESS;
 use crate::process::start;
-
-impl Link for Client {
-    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
-        self.region_read(region, offset, data).unwrap();
-    }
-
-    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
-        self.region_write(region, offset, data).unwrap();
-    }
-}
 
 fn client(daemon: &Daemon) -> Client {
     Client::new(daemon.socket()).unwrap()
@@ -39,7 +30,7 @@ fn it_finds_a_controller_with_a_buffer_that_can_be_mapped() {
     let daemon = start(&["--cmb", "6M", "--cmb-queues", "--namespace", "ram=1M"]);
     let mut client = client(&daemon);
     let mut class = [0; 4];
-    client.read(7, 8, &mut class);
+    client.region_read(7, 8, &mut class).unwrap();
     assert_eq!(class[1..], [0x02, 0x08, 0x01], "an NVMe controller");
     let registers = client.region(0).unwrap();
     assert_eq!(
@@ -63,12 +54,8 @@ fn it_finds_a_controller_with_a_buffer_that_can_be_mapped() {
 #[test]
 fn it_brings_the_controller_up_writes_and_reads_back() {
     let daemon = start(&["--namespace", "ram=1M"]);
-    let mut client = client(&daemon);
-    let memory = ram(SealFlags::SHRINK);
-    client
-        .dma_map(0, RAM, RAM_BYTES, memory.as_raw_fd())
-        .unwrap();
-    let mut driver = Driver::bring_up(client, memory);
+    let client = Rc::new(RefCell::new(client(&daemon)));
+    let mut driver = Driver::enabled(Guest::new(client, RAM, RAM_BYTES));
     assert_eq!(driver.serial(), "test");
     driver.fill(0x5a, 64 << 10);
     assert_eq!(driver.io(0x01, DATA, 128), SUCCESS);

@@ -4,16 +4,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use peerbar_rig::nvme::{RAM, RAM_BYTES};
+use peerbar_rig::{Client, TIME_OUT};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
 
-use crate::TIMEOUT;
-use crate::driver::{Driver, RAM, RAM_BYTES, ram};
+use crate::driver;
 use crate::process::start;
 use crate::silent_file::{FLUSH, SilentFile};
-use crate::wire::Wire;
 
-const ENOSPC: u32 = 28;
 /// VFIO_PCI_INTX_IRQ_INDEX and VFIO_PCI_MSIX_IRQ_INDEX.
 const INTERRUPTS: [u32; 2] = [0, 2];
 
@@ -21,7 +21,7 @@ const INTERRUPTS: [u32; 2] = [0, 2];
 /// has failed.
 fn fill(event: &OwnedFd, stop: &AtomicBool) {
     let start = Instant::now();
-    while !stop.load(Ordering::Relaxed) && start.elapsed() < 2 * TIMEOUT {
+    while !stop.load(Ordering::Relaxed) && start.elapsed() < 2 * TIME_OUT {
         fcntl_setfl(event, OFlags::NONBLOCK).unwrap();
         // Fails unless the daemon has taken its signals back.
         let _ = rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes());
@@ -36,14 +36,14 @@ fn splits_of_a_mapping_take_no_memory_without_bound() {
     const MAPPINGS: u64 = 65535;
     let daemon = start(&["--namespace", "ram=1M"]);
     let before = daemon.resident_bytes();
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((1 << 40, 1 << 40), None).unwrap();
+    let client = Client::connect(daemon.socket()).unwrap();
+    client.map((1 << 40, 1 << 40), None).unwrap();
     let hole = |page: u64| ((1 << 40) + 0x1000 + page * 0x2000, 0x1000);
-    (2..MAPPINGS).for_each(|page| wire.post_unmap(hole(page)));
-    wire.unmap(hole(0));
-    assert_eq!(wire.try_unmap(hole(1)), Err(ENOSPC));
-    wire.unmap((1 << 40, 1 << 40));
-    drop(wire);
+    (2..MAPPINGS).for_each(|page| client.post_unmap(hole(page)));
+    client.unmap(hole(0)).unwrap();
+    assert_eq!(client.unmap(hole(1)), Err(Errno::NOSPC));
+    client.unmap((1 << 40, 1 << 40)).unwrap();
+    drop(client);
     let grown = daemon.resident_bytes().saturating_sub(before);
     assert!(grown < 16 << 20, "{grown} bytes");
 }
@@ -52,16 +52,10 @@ fn splits_of_a_mapping_take_no_memory_without_bound() {
 fn eventfd_that_its_client_keeps_full_blocks_nothing() {
     for index in INTERRUPTS {
         let mut daemon = start(&["--namespace", "ram=1M"]);
-        let bring_up = || {
-            let memory = ram(SealFlags::SHRINK);
-            let mut wire = Wire::connect(daemon.socket());
-            wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-            Driver::bring_up(wire, memory)
-        };
         let event = eventfd(0, EventfdFlags::empty()).unwrap();
         let stop = AtomicBool::new(false);
-        let mut hostile = bring_up();
-        hostile.link().signal_by(index, event.as_fd());
+        let mut hostile = driver(&daemon);
+        hostile.link.signal_by(index, event.as_fd());
         std::thread::scope(|scope| {
             scope.spawn(|| fill(&event, &stop));
             for _ in 0..200 {
@@ -70,7 +64,7 @@ fn eventfd_that_its_client_keeps_full_blocks_nothing() {
             stop.store(true, Ordering::Relaxed);
         });
         drop(hostile);
-        assert_eq!(bring_up().serial(), "test");
+        assert_eq!(driver(&daemon).serial(), "test");
         assert_eq!(daemon.terminate().code, Some(0));
     }
 }
@@ -80,7 +74,7 @@ fn eventfd_that_its_client_keeps_full_blocks_nothing() {
 fn silent_file_of_fuse_delays_no_client() {
     let mut daemon = start(&["--namespace", "ram=1M"]);
     let file = SilentFile::new();
-    let mut hostile = Wire::connect(daemon.socket());
+    let hostile = Client::connect(daemon.socket()).unwrap();
     let maps = |number| {
         let span = (RAM + number * RAM_BYTES, RAM_BYTES);
         hostile.map(span, Some(file.as_fd())).is_ok()
@@ -90,12 +84,9 @@ fn silent_file_of_fuse_delays_no_client() {
     assert_eq!(file.awaited(), FLUSH, "only close(2) may ask for the file");
     hostile.reset();
     drop(hostile);
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    let mut driver = Driver::bring_up(wire, memory);
+    let mut driver = driver(&daemon);
     assert_eq!(driver.serial(), "test");
-    let requests = driver.link().upstream.seen();
+    let requests = driver.link.upstream().seen();
     assert_eq!(requests, [], "its memory is mapped");
     drop(driver);
     // A process ends only once its thread's close(2) returns.

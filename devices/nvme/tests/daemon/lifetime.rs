@@ -1,32 +1,21 @@
 //! The daemon from start to end: sockets, images, signals, clients that come and go.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use peerbar_rig::{Daemon, check_killed_server};
-use rustix::fs::SealFlags;
+use peerbar_rig::nvme::{DATA, RAM, RAM_BYTES};
+use peerbar_rig::{Client, check_killed_server, wait_until};
 use tempfile::TempDir;
 
-use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
 use crate::process::{refused, start, wait_until_asleep};
-use crate::wait_until;
-use crate::wire::Wire;
+use crate::{SUCCESS, driver};
 
 pub(crate) fn image(folder: &Path, bytes: u64) -> String {
     let path = folder.join("disk.img");
     File::create(&path).unwrap().set_len(bytes).unwrap();
     format!("file={}", path.display())
-}
-
-#[track_caller]
-pub(crate) fn driver(daemon: &Daemon) -> Driver<Wire> {
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    Driver::bring_up(wire, memory)
 }
 
 #[test]
@@ -94,7 +83,7 @@ fn image_in_use_is_left_to_its_user() {
 fn a_second_client_is_turned_away_and_the_first_one_stays() {
     let daemon = start(&["--namespace", "ram=1M"]);
     let mut driver = driver(&daemon);
-    let second = Wire::connect_silently(daemon.socket());
+    let second = Client::connect_silently(daemon.socket()).unwrap();
     assert!(second.is_hung_up_on());
     assert_eq!(driver.serial(), "test");
 }
@@ -103,7 +92,7 @@ fn a_second_client_is_turned_away_and_the_first_one_stays() {
 fn lack_of_descriptors_passes() {
     let daemon = start(&["--namespace", "ram=1M"]);
     daemon.limit_descriptors(Some(3));
-    let waiting = Wire::connect_silently(daemon.socket());
+    let waiting = Client::connect_silently(daemon.socket()).unwrap();
     wait_until("a warning", || {
         daemon.stderr().contains("no client for now").then_some(())
     });
@@ -137,11 +126,13 @@ fn warnings_that_a_client_provokes_are_limited() {
 
 #[test]
 fn doorbell_of_failed_controller_keeps_no_worker_awake() {
+    /// The doorbell of I/O submission queue 1.
+    const TAIL: u64 = 0x1008;
     let daemon = start(&["--namespace", "ram=1M", "--poll", "never"]);
     let mut driver = driver(&daemon);
-    driver.link().unmap((RAM, RAM_BYTES));
-    driver.ring(1);
-    driver.wait_for_csts(0b10, 0b10);
-    driver.ring(2);
+    driver.link.unmap((RAM, RAM_BYTES)).unwrap();
+    driver.write_doorbell(TAIL, 1);
+    driver.wait_for_status(0b10, 0b10);
+    driver.write_doorbell(TAIL, 2);
     wait_until_asleep(&daemon, "worker1");
 }

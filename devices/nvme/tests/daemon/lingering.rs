@@ -1,17 +1,15 @@
 //! TCP sockets whose close(2) waits for the other side, which never reads.
 
-use std::io::{ErrorKind, IoSlice, Write};
-use std::mem::MaybeUninit;
+use std::io::{ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::cmsg_space;
+use peerbar_rig::wire;
 use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::lifetime::driver;
+use crate::driver;
 use crate::process::start;
 
 const LINGER: Duration = Duration::from_secs(3600);
@@ -34,12 +32,7 @@ fn lingering() -> (TcpStream, TcpStream) {
 
 /// Sends a message, which then holds the only copy of the socket, unless the server has hung up.
 fn send(stream: &UnixStream, message: &[u8], socket: TcpStream) {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [socket.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let flags = SendFlags::empty();
-    if sendmsg(stream, &[IoSlice::new(message)], &mut control, flags).is_err() {
+    if wire::send(stream, message, &[socket.as_fd()]).is_err() {
         set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
     }
 }

@@ -11,7 +11,6 @@
 
 mod cmb_legacy;
 mod command_line;
-mod driver;
 mod errant;
 mod faults;
 mod flight;
@@ -25,23 +24,24 @@ mod requests;
 mod resampling;
 mod silent_file;
 mod spdk;
-mod upstream;
-mod wire;
 
-use std::time::{Duration, Instant};
+use peerbar_rig::nvme::{self, Driver};
+use peerbar_rig::{Client, Daemon, Guest};
 
-/// Longest wait of any test.
-const TIMEOUT: Duration = Duration::from_secs(20);
+/// Status of a completion as Linux has it, without phase, More and Do Not Retry.
+const SUCCESS: u16 = 0;
 
-/// Asks repeatedly until there is an answer; `what` names the awaited event.
+/// The driver of a daemon's controller.
+type DaemonDriver = Driver<Guest<Client>>;
+
+/// Connects to a daemon, and lends it guest RAM.
 #[track_caller]
-fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
-        std::thread::yield_now();
-    }
+fn connect(daemon: &Daemon) -> Guest<Client> {
+    nvme::connect(daemon.socket())
+}
+
+/// Connects to a daemon, and brings its controller up.
+#[track_caller]
+fn driver(daemon: &Daemon) -> DaemonDriver {
+    Driver::enabled(connect(daemon))
 }

@@ -1,25 +1,21 @@
 //! A Persistent Memory Region across restarts of the server.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use peerbar_flight::{Event, FlightFile, WindowId};
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
-use peerbar_rig::Daemon;
+use peerbar_rig::nvme::command::{READ, WRITE};
+use peerbar_rig::nvme::{DATA, Driver};
+use peerbar_rig::{Daemon, Link, REGISTERS};
 use peerbar_vfio_user::CONFIG_REGION;
-use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use tempfile::TempDir;
-use vfio_user::Client;
 
-use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::{self, refused};
-use crate::wire::Wire;
+use crate::{DaemonDriver, SUCCESS};
 
-const READ: u8 = 0x02;
-const WRITE: u8 = 0x01;
 const BYTES: u64 = 4 << 20;
 /// The region's BAR.
 const REGION: u32 = 4;
@@ -37,20 +33,12 @@ fn start(path: &Path, more: &[&str]) -> Daemon {
     process::start(&[&words, more].concat())
 }
 
-fn connect(daemon: &Daemon) -> Driver<Wire> {
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    wire.write(REGISTERS, PMRCTL, &1_u32.to_le_bytes());
-    wire.write(REGISTERS, PMRMSCU, &0x70_u32.to_le_bytes());
-    wire.write(REGISTERS, PMRMSCL, &2_u32.to_le_bytes());
-    Driver::bring_up(wire, memory)
-}
-
-fn status(link: &mut impl Link) -> u32 {
-    let mut status = [0; 4];
-    link.read(REGISTERS, PMRSTS, &mut status);
-    u32::from_le_bytes(status)
+fn connect(daemon: &Daemon) -> DaemonDriver {
+    let guest = crate::connect(daemon);
+    guest.link.set_register(PMRCTL, 1);
+    guest.link.set_register(PMRMSCU, 0x70);
+    guest.link.set_register(PMRMSCL, 2);
+    Driver::enabled(guest)
 }
 
 #[test]
@@ -59,17 +47,17 @@ fn region_outlives_a_server_that_is_killed() {
     let path = kept(&folder);
     let mut daemon = start(&path, &[]);
     let mut driver = connect(&daemon);
-    driver.link().write(REGION, 0x1000, b"by the processor");
+    driver.link.write(REGION, 0x1000, b"by the processor");
     driver.fill(0x5a, 4096);
     assert_eq!(driver.io(WRITE, DATA, 8), SUCCESS);
     assert_eq!(driver.io(READ, BASE + 0x2000, 8), SUCCESS);
-    assert_eq!(status(&mut *driver.link()), 0);
+    assert_eq!(driver.link.register(PMRSTS), 0);
     drop(driver);
     daemon.kill();
     let mut daemon = start(&path, &[]);
     let mut driver = connect(&daemon);
     let mut found = [0; 16];
-    driver.link().read(REGION, 0x1000, &mut found);
+    driver.link.read(REGION, 0x1000, &mut found);
     assert_eq!(&found, b"by the processor");
     assert_eq!(driver.io(WRITE, BASE + 0x2000, 8), SUCCESS);
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
@@ -82,7 +70,7 @@ fn client_maps_the_region_and_cannot_shorten_its_file() {
     let folder = TempDir::new().unwrap();
     let path = kept(&folder);
     let daemon = start(&path, &[]);
-    let client = Client::new(daemon.socket()).unwrap();
+    let client = vfio_user::Client::new(daemon.socket()).unwrap();
     let region = client.region(REGION).unwrap();
     assert_eq!(region.size, BYTES);
     assert!(region.sparse_areas.is_empty(), "all of it can be mapped");
@@ -99,14 +87,14 @@ fn window_of_the_region_is_in_the_flight_record() {
     let flight = folder.path().join("flight");
     let daemon = start(&kept(&folder), &["--flight", flight.to_str().unwrap()]);
     let driver = connect(&daemon);
-    driver.link().write(REGISTERS, PMRCTL, &[0; 4]);
+    driver.link.write(REGISTERS, PMRCTL, &[0; 4]);
     let records = FlightFile::open(&flight).unwrap().read().unwrap().records;
     let windows = records.iter().filter_map(|record| match record.event {
         Event::Window(window) if window.id == WindowId::Pmr => Some((window.address, window.size)),
         _ => None,
     });
     assert_eq!(windows.collect::<Vec<_>>(), [(BASE, BYTES), (0, 0)]);
-    driver.link().read(CONFIG_REGION, 0, &mut [0; 4]);
+    driver.link.read(CONFIG_REGION, 0, &mut [0; 4]);
 }
 
 #[test]
@@ -134,7 +122,7 @@ fn region_is_served_again_while_a_client_keeps_its_mapping() {
     let folder = TempDir::new().unwrap();
     let path = kept(&folder);
     let mut daemon = start(&path, &[]);
-    let client = Client::new(daemon.socket()).unwrap();
+    let client = vfio_user::Client::new(daemon.socket()).unwrap();
     let region = client.region(REGION).unwrap();
     let kept = region
         .file_offset
@@ -163,7 +151,7 @@ fn lost_mapping_shows_in_pmrsts_once_the_file_is_long_again() {
     client.set_len(BYTES).unwrap();
     assert_ne!(driver.io(READ, BASE + 0x2000, 8), SUCCESS, "stays lost");
     assert_ne!(
-        status(&mut *driver.link()),
+        driver.link.register(PMRSTS),
         0,
         "PMRSTS says that all is well"
     );
@@ -178,12 +166,12 @@ fn contents_that_were_cut_off_show_in_pmrsts() {
     driver.fill(0x5a, 4096);
     assert_eq!(driver.io(WRITE, DATA, 8), SUCCESS);
     assert_eq!(driver.io(READ, BASE + 0x2000, 8), SUCCESS);
-    assert_eq!(status(&mut *driver.link()), 0);
+    assert_eq!(driver.link.register(PMRSTS), 0);
     let client = File::options().write(true).open(&path).unwrap();
     client.set_len(4096).unwrap();
     client.set_len(BYTES).unwrap();
     assert_ne!(
-        status(&mut *driver.link()),
+        driver.link.register(PMRSTS),
         0,
         "PMRSTS says that all is well"
     );
@@ -195,7 +183,7 @@ fn client_cannot_unlock_the_file() {
     let folder = TempDir::new().unwrap();
     let path = kept(&folder);
     let daemon = start(&path, &[]);
-    let client = Client::new(daemon.socket()).unwrap();
+    let client = vfio_user::Client::new(daemon.socket()).unwrap();
     let region = client.region(REGION).unwrap();
     let memory = region.file_offset.as_ref().unwrap().file();
     flock(memory, FlockOperation::Unlock).unwrap();

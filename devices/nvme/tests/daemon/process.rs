@@ -2,7 +2,7 @@
 
 use peerbar_rig::{Daemon, DaemonCommand, Exit};
 
-use crate::wait_until;
+use peerbar_rig::wait_until;
 
 pub(crate) fn command() -> DaemonCommand {
     let command = DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-nvme"));

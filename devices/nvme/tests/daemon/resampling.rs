@@ -3,14 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fs::SealFlags;
+use peerbar_rig::nvme::Driver;
+use peerbar_rig::wire::INTX;
+use peerbar_rig::{event, wait_until};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use crate::driver::{Driver, RAM, RAM_BYTES, ram};
+use crate::connect;
 use crate::process::start;
-use crate::wait_until;
-use crate::wire::Wire;
 
 /// Ends the thread that takes signals at the end of a test, even of one that fails. The device
 /// takes undelivered signals back from the pin's eventfd, so the end has its own eventfd.
@@ -40,14 +40,11 @@ fn take_signals(pin: &OwnedFd, end: &OwnedFd, taken: &AtomicU64) {
 #[test]
 fn eventfd_unmasks_the_pin() {
     let daemon = start(&["--namespace", "ram=1M"]);
-    let memory = ram(SealFlags::SHRINK);
-    let mut wire = Wire::connect(daemon.socket());
-    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
-    let [pin, unmask, end] =
-        [(); 3].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-    wire.signal_by(0, pin.as_fd());
-    wire.unmask_by(unmask.as_fd());
-    let mut driver = Driver::bring_up(wire, memory);
+    let guest = connect(&daemon);
+    let [pin, unmask, end] = [(); 3].map(|()| event());
+    guest.link.signal_by(INTX, pin.as_fd());
+    guest.link.unmask_by(unmask.as_fd());
+    let mut driver = Driver::enabled(guest);
     let taken = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| take_signals(&pin, &end, &taken));

@@ -7,11 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use peerbar_rig::wait_until;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, fcntl_dupfd_cloexec, read, write};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-
-use crate::wait_until;
 
 const OPEN: u32 = 14;
 const RELEASE: u32 = 18;

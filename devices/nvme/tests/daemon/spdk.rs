@@ -4,32 +4,23 @@
 //! is taken for the reply to the client's own request.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::rc::Rc;
 
-use peerbar_rig::Daemon;
-use peerbar_vfio_user::CONFIG_REGION;
-use rustix::cmsg_space;
+use peerbar_rig::nvme::{DATA, Driver, RAM, RAM_BYTES};
+use peerbar_rig::wire::command::{DMA_MAP, DMA_UNMAP, INFO, REGION_INFO, VERSION};
+use peerbar_rig::wire::command::{REGION_READ, REGION_WRITE};
+use peerbar_rig::wire::{self, CONFIG, Message, number, region_access, words};
+use peerbar_rig::{Daemon, Guest, GuestRam, Link, REGISTERS, TIME_OUT, memory_file};
 use rustix::fs::SealFlags;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
-use crate::TIMEOUT;
-use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
+use crate::SUCCESS;
 use crate::process::start;
-
-const VERSION: u16 = 1;
-const DMA_MAP: u16 = 2;
-const DMA_UNMAP: u16 = 3;
-const GET_INFO: u16 = 4;
-const GET_REGION_INFO: u16 = 5;
-const REGION_READ: u16 = 9;
-const REGION_WRITE: u16 = 10;
 
 /// The space that SPDK announces for a region's information: a page, less one
 /// `struct vfio_region_info`.
@@ -60,22 +51,22 @@ impl Spdk {
     /// BAR0").
     fn attach(daemon: &Daemon, memory: &File) -> Option<Self> {
         let stream = UnixStream::connect(daemon.socket()).unwrap();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_read_timeout(Some(TIME_OUT)).unwrap();
         let areas = Vec::new();
         let mut spdk = Self { stream, areas };
         spdk.ask(VERSION, &[0; 4], None);
-        let (info, _) = spdk.ask(GET_INFO, &words(&[16, 0, 0, 0]), None);
+        let info = spdk.ask(INFO, &words(&[16, 0, 0, 0]), None).payload;
         for index in 0..word(&info, 8) {
             let areas = spdk.map_region(index);
             if index == REGISTERS {
                 spdk.areas = areas;
             }
         }
-        spdk.lend(DMA_MAP, memory);
+        spdk.share(DMA_MAP, memory);
         let doorbells = |area: &Area| (area.offset, area.size) == DOORBELLS;
         let mapped = spdk.areas.iter().any(doorbells);
         if !mapped {
-            spdk.lend(DMA_UNMAP, memory);
+            spdk.share(DMA_UNMAP, memory);
         }
         mapped.then_some(spdk)
     }
@@ -83,7 +74,11 @@ impl Spdk {
     fn map_region(&mut self, index: u32) -> Vec<Area> {
         let mut ask = words(&[REGION_SPACE, 0, index, 0]);
         ask.resize(REGION_SPACE as usize, 0);
-        let (info, mut descriptors) = self.ask(GET_REGION_INFO, &ask, None);
+        let Message {
+            payload: info,
+            mut descriptors,
+            ..
+        } = self.ask(REGION_INFO, &ask, None);
         let (flags, capability, size) = (word(&info, 4), word(&info, 12), quad(&info, 16));
         if size == 0 || flags & MMAP == 0 {
             return Vec::new();
@@ -104,73 +99,46 @@ impl Spdk {
     }
 
     /// DMA_MAP and DMA_UNMAP, both with the descriptor.
-    fn lend(&mut self, command: u16, memory: &File) {
+    fn share(&self, command: u16, memory: &File) {
         let ask = match command {
-            DMA_MAP => [words(&[32, 3]), quads(&[0, RAM, RAM_BYTES])].concat(),
-            _ => [words(&[24, 0]), quads(&[RAM, RAM_BYTES])].concat(),
+            DMA_MAP => wire::dma_map(3, 0, RAM, RAM_BYTES),
+            _ => wire::dma_unmap(0, RAM, RAM_BYTES),
         };
         self.ask(command, &ask, Some(memory.as_fd()));
     }
 
     /// DMA_MAP of all memory with a descriptor of `page`, the file of its first page, as from a
-    /// client whose memory has a file for each huge page (without -g). Returns the error number of
-    /// the reply.
-    fn lend_by_first_page(&mut self, page: &File) -> u32 {
-        let ask = [words(&[32, 3]), quads(&[0, RAM, RAM_BYTES])].concat();
+    /// client whose memory has a file for each huge page (without -g). Returns the error of the
+    /// reply.
+    fn share_by_first_page(&self, page: &File) -> Errno {
+        let ask = wire::dma_map(3, 0, RAM, RAM_BYTES);
         self.send(DMA_MAP, &ask, Some(page.as_fd()));
-        let (header, _) = self.receive_header();
-        assert_eq!(header.len(), word(&header, 4) as usize);
-        word(&header, 12)
+        let (reply, size) = self.receive_header();
+        assert_eq!(size, 0);
+        reply.errno()
     }
 
-    /// Sends a command and takes the next message for its reply. Returns the payload and the
-    /// descriptors.
-    fn ask(
-        &mut self,
-        command: u16,
-        payload: &[u8],
-        descriptor: Option<BorrowedFd<'_>>,
-    ) -> (Vec<u8>, Vec<OwnedFd>) {
+    /// Sends a command and takes the next message for its reply.
+    fn ask(&self, command: u16, payload: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Message {
         self.send(command, payload, descriptor);
-        let (header, descriptors) = self.receive_header();
-        let (id_and_command, flags) = (word(&header, 0), word(&header, 8));
-        assert_eq!((id_and_command, flags), (u32::from(command) << 16, 1));
-        let mut reply = vec![0; word(&header, 4) as usize - header.len()];
-        if !reply.is_empty() {
+        let (mut reply, size) = self.receive_header();
+        assert_eq!((reply.id, reply.command, reply.flags), (0, command, 1));
+        reply.payload.resize(size, 0);
+        if size > 0 {
             // SPDK reads once, however many bytes arrive.
-            assert_eq!(self.stream.read(&mut reply).unwrap(), reply.len());
+            assert_eq!((&self.stream).read(&mut reply.payload).unwrap(), size);
         }
-        (reply, descriptors)
+        reply
     }
 
     fn send(&self, command: u16, payload: &[u8], descriptor: Option<BorrowedFd<'_>>) {
-        let header = [
-            words(&[u32::from(command) << 16, 16 + payload.len() as u32]),
-            words(&[0, 0]),
-        ];
-        let message = [&header.concat(), payload].concat();
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptor.as_slice().is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(descriptor.as_slice())));
-        }
-        let parts = [IoSlice::new(&message)];
-        let sent = sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
-        assert_eq!(sent, message.len());
+        let message = wire::message(0, command, 0, payload);
+        wire::send(&self.stream, &message, descriptor.as_slice()).unwrap();
     }
 
-    fn receive_header(&self) -> ([u8; 16], Vec<OwnedFd>) {
-        let mut header = [0; 16];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(8))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let parts = &mut [IoSliceMut::new(&mut header)];
-        let received = recvmsg(&self.stream, parts, &mut control, RecvFlags::empty()).unwrap();
-        assert_eq!(received.bytes, 16);
-        let descriptors = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        });
-        (header, descriptors.flatten().collect())
+    fn receive_header(&self) -> (Message, usize) {
+        let received = wire::receive_header(&self.stream, RecvFlags::empty());
+        received.unwrap().expect("the server has hung up")
     }
 
     /// Returns the mapped area for an access, and the offset in it, or `None` if the access is made
@@ -190,49 +158,62 @@ impl Spdk {
 }
 
 impl Link for Spdk {
-    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
+    fn try_read(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
         if let Some((area, at)) = self.area(region, offset, data.len()) {
             area.memory.read_exact_at(data, at).unwrap();
-            return;
+            return Ok(());
         }
-        let access = [quads(&[offset]), words(&[region, data.len() as u32])].concat();
-        let (reply, _) = self.ask(REGION_READ, &access, None);
-        data.copy_from_slice(&reply[16..]);
+        let access = region_access(region, offset, data.len() as u32);
+        let reply = self.ask(REGION_READ, &access, None);
+        data.copy_from_slice(&reply.payload[16..]);
+        Ok(())
     }
 
-    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
+    fn try_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
         if let Some((area, at)) = self.area(region, offset, data.len()) {
             area.memory.write_all_at(data, at).unwrap();
-            return;
+            return Ok(());
         }
         // SPDK sets only these bits in the command register.
         let mut command = [0; 2];
-        let data = if (region, offset) == (CONFIG_REGION, 4) {
-            self.read(CONFIG_REGION, 4, &mut command);
+        let data = if (region, offset) == (CONFIG, 4) {
+            self.read(CONFIG, 4, &mut command);
             command = (u16::from_le_bytes(command) | COMMAND).to_le_bytes();
             &command
         } else {
             data
         };
-        let access = [quads(&[offset]), words(&[region, data.len() as u32])].concat();
+        let access = region_access(region, offset, data.len() as u32);
         self.ask(REGION_WRITE, &[&access, data].concat(), None);
+        Ok(())
+    }
+
+    fn lend(&self, ram: &GuestRam) -> Result<(), Errno> {
+        self.share(DMA_MAP, &ram.file);
+        Ok(())
     }
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn quads(quads: &[u64]) -> Vec<u8> {
-    quads.iter().flat_map(|quad| quad.to_le_bytes()).collect()
-}
-
 fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+    number(&bytes[at..at + 4]) as u32
 }
 
 fn quad(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+    number(&bytes[at..at + 8])
+}
+
+/// Returns guest RAM, which SPDK does not seal.
+fn unsealed_ram() -> GuestRam {
+    let file = memory_file(RAM_BYTES, SealFlags::empty());
+    GuestRam::from_file(file, 0, RAM, RAM_BYTES)
+}
+
+/// Returns a driver of a daemon whose doorbells SPDK can map.
+fn driver(daemon: &Daemon) -> Driver<Guest<Rc<Spdk>>> {
+    let ram = unsealed_ram();
+    let link = Spdk::attach(daemon, &ram.file).expect("doorbells that can be mapped");
+    let link = Rc::new(link);
+    Driver::enabled(Guest { link, ram })
 }
 
 #[test]
@@ -240,17 +221,14 @@ fn it_attaches_writes_and_reads_back_where_workers_always_poll() {
     let arguments = ["--poll", "always", "--cmb", "2M", "--namespace", "ram=1M"];
     let mut daemon = start(&arguments);
     for _ in 0..2 {
-        let memory = ram(SealFlags::empty());
-        let spdk = Spdk::attach(&daemon, &memory).expect("doorbells that can be mapped");
-        let mut driver = Driver::bring_up(spdk, memory);
+        let mut driver = driver(&daemon);
         assert_eq!(driver.serial(), "test");
         driver.fill(0x5a, 64 << 10);
         assert_eq!(driver.io(0x01, DATA, 128), SUCCESS);
         driver.fill(0, 64 << 10);
         assert_eq!(driver.io(0x02, DATA, 128), SUCCESS);
         assert!(driver.data(64 << 10) == [0x5a; 64 << 10]);
-        let (mut spdk, memory) = driver.into_parts();
-        spdk.lend(DMA_UNMAP, &memory);
+        driver.link.share(DMA_UNMAP, &driver.ram.file);
     }
     let ending = daemon.terminate();
     assert_eq!((ending.code, ending.stderr.as_str()), (Some(0), ""));
@@ -260,39 +238,36 @@ fn it_attaches_writes_and_reads_back_where_workers_always_poll() {
 fn data_in_no_mapping_fails_without_asking_the_client() {
     const DATA_TRANSFER_ERROR: u16 = 0x04;
     let daemon = start(&["--poll", "always", "--namespace", "ram=1M"]);
-    let memory = ram(SealFlags::empty());
-    let spdk = Spdk::attach(&daemon, &memory).expect("doorbells that can be mapped");
-    let mut driver = Driver::bring_up(spdk, memory);
+    let mut driver = driver(&daemon);
     for opcode in [0x01, 0x02] {
         let status = driver.io(opcode, 0x7000_0000_0000, 8);
         assert_eq!(status, DATA_TRANSFER_ERROR);
     }
     // A request of the server would be taken for the answer to one of these.
     assert_eq!(driver.serial(), "test");
-    driver.wait_for_csts(1, 1);
+    driver.wait_for_status(1, 1);
 }
 
 #[test]
 fn log_names_the_poll_policy_that_it_needs() {
     let mut daemon = start(&["--namespace", "ram=1M"]);
-    assert!(Spdk::attach(&daemon, &ram(SealFlags::empty())).is_none());
+    assert!(Spdk::attach(&daemon, &unsealed_ram().file).is_none());
     let stderr = daemon.terminate().stderr;
     assert!(stderr.contains("--poll always"), "{stderr}");
 }
 
 #[test]
 fn memory_with_a_file_for_each_page_is_refused_by_name() {
-    const EINVAL: u32 = 22;
     let mut daemon = start(&["--poll", "always", "--namespace", "ram=1M"]);
-    let memory = ram(SealFlags::empty());
-    let mut spdk = Spdk::attach(&daemon, &memory).expect("doorbells that can be mapped");
-    spdk.lend(DMA_UNMAP, &memory);
-    let page = ram(SealFlags::empty());
-    page.set_len(RAM_BYTES - 4096).unwrap();
-    assert_eq!(spdk.lend_by_first_page(&page), EINVAL);
+    let ram = unsealed_ram();
+    let spdk = Spdk::attach(&daemon, &ram.file).expect("doorbells that can be mapped");
+    spdk.share(DMA_UNMAP, &ram.file);
+    let page = memory_file(RAM_BYTES - 4096, SealFlags::empty());
+    assert_eq!(spdk.share_by_first_page(&page), Errno::INVAL);
     // The refused memory is not mapped, so the whole memory can be.
-    spdk.lend(DMA_MAP, &memory);
-    let mut driver = Driver::bring_up(spdk, memory);
+    spdk.share(DMA_MAP, &ram.file);
+    let link = Rc::new(spdk);
+    let mut driver = Driver::enabled(Guest { link, ram });
     assert_eq!(driver.serial(), "test");
     drop(driver);
     let stderr = daemon.terminate().stderr;
