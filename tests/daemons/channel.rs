@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use peerbar_nvme_driver::{DmaMemory, Registers};
-
-use crate::client::DeviceClient;
-use crate::memory::BusMemory;
+use peerbar_rig::gpu::{Command, ENTRY_BYTES, channel_register, doorbell};
+use peerbar_rig::{Client, GuestRam};
 
 const ENTRIES: u32 = 32;
 /// Offset of the fence from the ring.
@@ -24,87 +23,23 @@ const STOPPING: u32 = 1 << 16;
 /// Time limit for a channel to stop.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-/// An address operand.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum CommandAddress {
-    Bus(u64),
-    Vram(u64),
-}
-
-/// A command without its fence.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Command {
-    opcode: u8,
-    kernel: u32,
-    spaces: u16,
-    operands: [u64; 13],
-}
-
 /// An enabled channel, with its ring and its fence in memory that the GPU reaches.
 pub(crate) struct Channel {
-    client: DeviceClient,
-    memory: BusMemory,
-    number: u64,
+    client: Client,
+    memory: GuestRam,
+    number: u8,
     ring: u64,
     /// Commands since the channel was enabled.
     put: u32,
     fences: u64,
 }
 
-impl Command {
-    /// Returns a copy of `bytes` bytes.
-    pub(crate) fn copy(from: CommandAddress, to: CommandAddress, bytes: u64) -> Self {
-        let copy = Self {
-            opcode: 1,
-            ..Self::default()
-        };
-        copy.address(0, from).address(1, to).number(2, bytes)
-    }
-
-    /// Returns a launch of a kernel with that number of threads.
-    pub(crate) fn launch(kernel: u32, threads: u64) -> Self {
-        let launch = Self {
-            opcode: 5,
-            kernel,
-            ..Self::default()
-        };
-        launch.number(11, threads.div_ceil(1024)).number(12, 1024)
-    }
-
-    /// Adds an address operand.
-    pub(crate) fn address(mut self, operand: usize, address: CommandAddress) -> Self {
-        match address {
-            CommandAddress::Bus(address) => self.number(operand, address),
-            CommandAddress::Vram(offset) => {
-                self.spaces |= 1 << operand;
-                self.number(operand, offset)
-            }
-        }
-    }
-
-    /// Adds a number operand.
-    pub(crate) fn number(mut self, operand: usize, number: u64) -> Self {
-        self.operands[operand] = number;
-        self
-    }
-
-    fn encode(&self, fence: u64, value: u64) -> Vec<u8> {
-        let mut bytes = vec![self.opcode, 1];
-        bytes.extend(self.spaces.to_le_bytes());
-        bytes.extend(self.kernel.to_le_bytes());
-        for number in [fence, value].iter().chain(&self.operands) {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes
-    }
-}
-
 impl Channel {
     /// Enables channel `number` with its ring at `ring` in `memory`, and its fence after the ring.
     pub(crate) fn enable(
-        client: DeviceClient,
-        memory: BusMemory,
-        number: u64,
+        client: Client,
+        memory: GuestRam,
+        number: u8,
         ring: u64,
     ) -> anyhow::Result<Self> {
         let mut channel = Self {
@@ -146,8 +81,8 @@ impl Channel {
     /// announces it.
     pub(crate) fn put_silently(&mut self, command: &Command) -> anyhow::Result<(u64, u32)> {
         self.fences += 1;
-        let bytes = command.encode(self.ring + FENCE, self.fences);
-        let entry = self.ring + u64::from(self.put % ENTRIES) * 128;
+        let bytes = command.encode(1, (self.ring + FENCE, self.fences));
+        let entry = self.ring + u64::from(self.put % ENTRIES) * ENTRY_BYTES;
         self.memory.write(entry, &bytes)?;
         self.put = self.put.wrapping_add(1);
         Ok((self.doorbell(), self.put))
@@ -161,7 +96,7 @@ impl Channel {
     }
 
     fn doorbell(&self) -> u64 {
-        0x8000 + 0x40 * self.number
+        doorbell(self.number)
     }
 
     /// Returns the result of the last command, once it is complete.
@@ -190,6 +125,6 @@ impl Channel {
     }
 
     fn register(&self, offset: u64) -> u64 {
-        0x1000 + 0x100 * self.number + offset
+        channel_register(self.number, offset)
     }
 }

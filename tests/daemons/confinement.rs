@@ -8,20 +8,20 @@ use peerbar_sandbox::take_over::assert_confined;
 use peerbar_sandbox::{Connections, ServerKind};
 use tempfile::TempDir;
 
-use crate::server::Server;
+use crate::server;
 
 /// Takes over a device that has attached to a server by this option.
 #[track_caller]
 fn check_attached(server: &str, device: &str, option: &str, words: &[&str]) {
     let folder = TempDir::new().unwrap();
-    let at = Server::start(folder.path(), "server", server, &[]).unwrap();
+    let at = server::start(server, &[]).unwrap();
     let mut command = Command::new(program(device).unwrap());
     command
         .arg("--socket-path")
         .arg(folder.path().join("device.sock"));
-    command.arg(option).arg(&at.socket).args(words);
+    command.arg(option).arg(at.socket()).args(words);
     assert_confined(&mut command, ServerKind::Device, Connections::Unix);
-    at.end().unwrap();
+    server::end(at).unwrap();
 }
 
 #[test]

@@ -14,13 +14,13 @@ use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, QueuePair, R
 use peerbar_nvme_spec::cmb::Cmbmsc;
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::registers::offset;
+use peerbar_rig::{Client, GuestRam, MEMORY};
 use zerocopy::{FromZeros, transmute};
 
 use crate::blocks::Blocks;
-use crate::client::DeviceClient;
 use crate::judgement::Permitted;
-use crate::machine::{CMB, RAM_BYTES};
-use crate::memory::{BLOCK, BusMemory, block};
+use crate::machine::CMB;
+use crate::memory::{BLOCK, block};
 use crate::shared::{Ended, Part, Shared, Target};
 
 const FLUSH: u8 = 0;
@@ -61,8 +61,8 @@ struct Session<'a> {
     disk: &'a Disk,
     /// The number of ends before this one.
     ends: u64,
-    controller: Controller<DeviceClient, BusMemory>,
-    queue: QueuePair<DeviceClient, BusMemory>,
+    controller: Controller<Client, GuestRam>,
+    queue: QueuePair<Client, GuestRam>,
 }
 
 /// Some blocks, and memory for them.
@@ -89,7 +89,7 @@ impl Disk {
     }
 
     /// Returns the disk's address of the offset `at` in its area of `memory`.
-    fn address(&self, memory: &BusMemory, at: u64) -> u64 {
+    fn address(&self, memory: &GuestRam, at: u64) -> u64 {
         memory.address + self.area * AREA + at
     }
 
@@ -101,7 +101,7 @@ impl Disk {
 impl<'a> Session<'a> {
     fn begin(disk: &'a Disk, ends: u64) -> Result<Self, Ended> {
         let ram = disk.shared.ram.clone();
-        let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
+        let client = Client::attach(&disk.socket, &ram)?;
         let queues = |at| {
             let submission = disk.address(&ram, at);
             QueueMemory {
@@ -148,7 +148,7 @@ impl<'a> Session<'a> {
             ram.write(address, &[Target::Ram.untouched(); BLOCK])?;
             let statuses = self.transfer(READ, &ram, &[extent])?;
             ensure_success(&statuses)?;
-            let content = ram.bytes(address, BLOCK)?;
+            let content = ram.bytes_at(address, BLOCK)?;
             self.disk.blocks().check(first, &content)?;
         }
         Ok(())
@@ -180,7 +180,7 @@ impl<'a> Session<'a> {
         let mut is_right = true;
         for (extent, status) in extents.iter().zip(read) {
             let address = self.data(&memory, READ, extent.slot);
-            let found = memory.bytes(address, extent.bytes())?;
+            let found = memory.bytes_at(address, extent.bytes())?;
             let permitted = begun.or(self.permitted(target));
             let judged = permitted.is_success(status).and_then(|is_success| {
                 Ok(is_success && permitted.is_right(&found, &extent.content())?)
@@ -218,7 +218,7 @@ impl<'a> Session<'a> {
     }
 
     /// Chooses blocks, and puts their new content into `memory`.
-    fn fill(&mut self, memory: &BusMemory, random: &mut Rng) -> Result<Vec<Extent>, Ended> {
+    fn fill(&mut self, memory: &GuestRam, random: &mut Rng) -> Result<Vec<Extent>, Ended> {
         let mut extents = Vec::new();
         for slot in 0..random.u64(1..=COMMANDS) {
             let count = random.u64(1..=LARGEST);
@@ -243,7 +243,7 @@ impl<'a> Session<'a> {
         Ok(extents)
     }
 
-    fn data(&self, memory: &BusMemory, opcode: u8, slot: u64) -> u64 {
+    fn data(&self, memory: &GuestRam, opcode: u8, slot: u64) -> u64 {
         let [written, read] = DATA;
         let start = if opcode == WRITE { written } else { read };
         let slot_bytes = LARGEST * BLOCK as u64;
@@ -255,7 +255,7 @@ impl<'a> Session<'a> {
     fn transfer(
         &mut self,
         opcode: u8,
-        memory: &BusMemory,
+        memory: &GuestRam,
         extents: &[Extent],
     ) -> Result<Vec<u16>, Ended> {
         let mut commands = Vec::new();
@@ -313,7 +313,6 @@ impl<'a> Session<'a> {
                 return Err(anyhow!("no completion; CSTS {:?}", status()?).into());
             }
             spins += 1;
-            self.controller.registers().answer_requests()?;
             match spins {
                 0..SPINS => thread::yield_now(),
                 _ => thread::park_timeout(PAUSE),
@@ -361,8 +360,8 @@ fn ensure_due(is_due: bool, command: u16) -> anyhow::Result<()> {
 }
 
 /// Opens the Controller Memory Buffer as Linux does (NVMe Base 2.0, 3.1.3.16).
-fn open_cmb(client: &DeviceClient) -> anyhow::Result<BusMemory> {
-    let memory = client.set_memory_bar(CMB)?;
+fn open_cmb(client: &Client) -> anyhow::Result<GuestRam> {
+    let memory = client.open_bar(MEMORY, CMB)?;
     let control = Cmbmsc::new()
         .with_cre(true)
         .with_cmse(true)

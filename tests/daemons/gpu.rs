@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_nvme_driver::DmaMemory;
+use peerbar_rig::gpu::Command;
+use peerbar_rig::{Client, MEMORY};
 
-use crate::channel::{Channel, Command, CommandAddress};
-use crate::client::DeviceClient;
-use crate::machine::{RAM, RAM_BYTES, VRAM};
+use crate::channel::Channel;
+use crate::machine::{RAM, VRAM};
 use crate::memory::block;
 use crate::shared::{Ended, Part, Shared, Target};
 
@@ -40,7 +41,6 @@ pub(crate) struct Gpu {
 struct Session<'a> {
     shared: &'a Shared,
     ends: u64,
-    client: DeviceClient,
     channel: Channel,
     stamp: u64,
 }
@@ -65,13 +65,12 @@ impl<'a> Session<'a> {
     fn begin(gpu: &'a Gpu, stamp: u64) -> Result<Self, Ended> {
         let shared = &gpu.shared;
         let ends = shared.ends(PART);
-        let client = DeviceClient::connect(&gpu.socket, &shared.ram, RAM_BYTES)?;
-        shared.publish(PART, client.set_memory_bar(VRAM)?);
-        let channel = Channel::enable(client.clone(), shared.ram.clone(), 0, RING)?;
+        let client = Client::attach(&gpu.socket, &shared.ram)?;
+        shared.publish(PART, client.open_bar(MEMORY, VRAM)?);
+        let channel = Channel::enable(client, shared.ram.clone(), 0, RING)?;
         Ok(Self {
             shared,
             ends,
-            client,
             channel,
             stamp,
         })
@@ -99,26 +98,21 @@ impl<'a> Session<'a> {
         self.stamp += BLOCKS;
         ram.write(SOURCE, &content)?;
         ram.write(RESULT, &vec![Target::Ram.untouched(); content.len()])?;
-        let own = [
-            CommandAddress::Bus(SOURCE),
-            CommandAddress::Vram(AREA),
-            CommandAddress::Bus(RESULT),
-        ];
-        let by_disk = [
-            own[0],
-            own[1],
-            CommandAddress::Bus(memory.address + AREA),
-            own[2],
-        ];
-        let way: &[CommandAddress] = match target {
-            Target::Device(Part::Disk0) => &by_disk,
-            _ => &own,
+        // Both ends of each copy, and which of them are in VRAM.
+        let to_vram = Command::copy(0b10, SOURCE, AREA, BYTES);
+        let from_vram = |to| Command::copy(0b01, AREA, to, BYTES);
+        let by_disk = memory.address + AREA;
+        let copies = match target {
+            Target::Device(Part::Disk0) => {
+                let from_disk = Command::copy(0, by_disk, RESULT, BYTES);
+                vec![to_vram, from_vram(by_disk), from_disk]
+            }
+            _ => vec![to_vram, from_vram(RESULT)],
         };
-        let copied = way.iter().zip(way.iter().skip(1));
-        let copied = copied.map(|(from, to)| self.copy(*from, *to));
+        let copied = copies.iter().map(|copy| self.execute(copy));
         let copied: Result<Vec<bool>, Ended> = copied.collect();
         let is_copied = copied?.into_iter().all(|done| done);
-        let found = self.shared.ram.bytes(RESULT, content.len())?;
+        let found = self.shared.ram.bytes_at(RESULT, content.len())?;
         let permitted = begun.or(self.shared.permitted(PART, target));
         let context = || format!("copies by {target:?}");
         if is_copied {
@@ -132,9 +126,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns `true` if the copy is complete. If not, the channel is ready for another.
-    fn copy(&mut self, from: CommandAddress, to: CommandAddress) -> Result<bool, Ended> {
-        self.channel.put(&Command::copy(from, to, BYTES))?;
+    /// Returns `true` if the command is complete. If not, the channel is ready for another.
+    fn execute(&mut self, command: &Command) -> Result<bool, Ended> {
+        self.channel.put(command)?;
         let (begun, mut spins) = (Instant::now(), 0);
         loop {
             if self.shared.ends(PART) != self.ends {
@@ -144,7 +138,6 @@ impl<'a> Session<'a> {
                 return Ok(true);
             }
             spins += 1;
-            self.client.answer_requests()?;
             if spins < SPINS {
                 thread::yield_now();
                 continue;

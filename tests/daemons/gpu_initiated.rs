@@ -1,26 +1,27 @@
 //! A GPU that drives queues of a disk by itself. The host makes the queues in the GPU's memory, and
 //! does not touch them again.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use peerbar_dma_log::counter_file::Reader;
 use peerbar_flight::{Event, FlightFile, Purpose};
-use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, Registers as _};
+use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, Registers};
+use peerbar_rig::gpu::Command;
+use peerbar_rig::{Answer, Client, Daemon, GuestRam, Link, MEMORY, UpstreamRequest};
 use tempfile::TempDir;
 
-use crate::channel::{Channel, Command, CommandAddress};
-use crate::client::{Bus, DeviceClient};
+use crate::channel::Channel;
 use crate::machine::{RAM, RAM_BYTES, VRAM};
-use crate::memory::{BLOCK, BusMemory, block};
-use crate::server::Server;
+use crate::memory::{BLOCK, block};
+use crate::server;
 
 /// Address and size of the disk's registers.
 const REGISTERS: u64 = (1 << 38) + (1 << 30);
@@ -31,8 +32,9 @@ const IO_DOORBELLS: u64 = DOORBELLS + 8;
 const VRAM_BYTES: u64 = 16 << 20;
 /// Blocks of the disk.
 const BLOCKS: u64 = 1024;
-/// The kernel `nvme io`.
+/// The kernel `nvme io`, and the bits of its operands in VRAM: queues, state and requests.
 const NVME_IO: u32 = 5;
+const IN_VRAM: u16 = 0b11_0011;
 /// Bytes of VRAM for a queue with its requests and data, and their offsets.
 const AREA: u64 = 4 << 20;
 const COMPLETIONS: u64 = 0x4000;
@@ -57,29 +59,45 @@ enum Way {
 /// RAM and VRAM, each at the devices' address of it.
 #[derive(Clone)]
 struct Memories {
-    ram: BusMemory,
-    vram: BusMemory,
+    ram: GuestRam,
+    vram: GuestRam,
+}
+
+/// The registers of the disk, and the number of writes to the doorbells of its I/O queues.
+#[derive(Clone)]
+struct CountedRegisters {
+    client: Client,
+    doorbells: Arc<AtomicU64>,
+}
+
+impl Registers for CountedRegisters {
+    fn read_register(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.client.read_register(offset, data)
+    }
+
+    fn write_register(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let is_doorbell = offset >= IO_DOORBELLS;
+        self.doorbells
+            .fetch_add(is_doorbell.into(), Ordering::SeqCst);
+        self.client.write_register(offset, data)
+    }
 }
 
 /// A root complex that executes the requests of both devices.
 struct Root {
     memories: Memories,
-    disk: DeviceClient,
+    disk: CountedRegisters,
     /// Doorbells that the GPU has written through it.
-    doorbells: Cell<u64>,
+    doorbells: Arc<AtomicU64>,
 }
 
 impl Memories {
-    fn find(&self, address: u64) -> Option<&BusMemory> {
-        let memories = [(&self.ram, RAM_BYTES), (&self.vram, VRAM_BYTES)];
-        let mut found = memories.into_iter().filter(|(memory, bytes)| {
-            let inside = address.checked_sub(memory.address);
-            inside.is_some_and(|inside| inside < *bytes)
-        });
-        found.next().map(|(memory, _)| memory)
+    fn find(&self, address: u64) -> Option<&GuestRam> {
+        let mut memories = [&self.ram, &self.vram].into_iter();
+        memories.find(|memory| memory.contains(address))
     }
 
-    fn at(&self, address: u64) -> io::Result<&BusMemory> {
+    fn at(&self, address: u64) -> io::Result<&GuestRam> {
         let found = self.find(address);
         found.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
@@ -107,43 +125,33 @@ impl DmaMemory for Memories {
     }
 }
 
-impl Bus for Root {
-    fn read(&self, address: u64, data: &mut [u8]) -> anyhow::Result<Option<()>> {
-        let Some(memory) = self.memories.find(address) else {
-            return Ok(None);
-        };
-        memory.read(address, data)?;
-        Ok(Some(()))
-    }
-
-    fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>> {
-        if let Some(memory) = self.memories.find(address) {
-            // In units of 8, as QEMU does: a phase tag is written last.
-            for (at, word) in (address..).step_by(8).zip(data.chunks(8)) {
-                memory.write(at, word)?;
-            }
-            return Ok(Some(()));
+impl Root {
+    fn execute(&self, request: &UpstreamRequest) -> Answer {
+        if let Some(memory) = self.memories.find(request.address) {
+            return request.transfer(memory);
         }
-        let offset = address.checked_sub(REGISTERS);
-        let Some(offset) = offset.filter(|offset| *offset < REGISTERS_BYTES) else {
-            return Ok(None);
+        let offset = request.address.checked_sub(REGISTERS);
+        let offset = offset.filter(|offset| *offset < REGISTERS_BYTES);
+        let (Some(offset), Some(data)) = (offset, &request.data) else {
+            return Answer::UNMAPPED;
         };
-        self.disk.write_register(offset, data)?;
-        self.doorbells.set(self.doorbells.get() + 1);
-        Ok(Some(()))
+        self.disk.write_register(offset, data).unwrap();
+        self.doorbells.fetch_add(1, Ordering::SeqCst);
+        Answer::AllAs(0)
     }
 }
 
 /// A disk and a GPU, both enabled.
 struct DiskAndGpu {
     folder: TempDir,
-    servers: Vec<Server>,
-    ram: BusMemory,
-    vram: BusMemory,
-    disk: DeviceClient,
-    gpu: DeviceClient,
-    controller: Controller<DeviceClient, Memories>,
-    root: Rc<Root>,
+    servers: Vec<Daemon>,
+    ram: GuestRam,
+    vram: GuestRam,
+    disk: CountedRegisters,
+    gpu: Client,
+    controller: Controller<CountedRegisters, Memories>,
+    /// Doorbells that the GPU has written through the root complex.
+    by_root: Arc<AtomicU64>,
 }
 
 /// A pair of queues in VRAM that the GPU drives, and the channel that does it.
@@ -167,8 +175,8 @@ impl DiskAndGpu {
         fs::write(&image, content)?;
         let (mut servers, mut joined) = (Vec::new(), Vec::new());
         if way != Way::Root {
-            let switch = Server::start(path, "switch0", "peerbar-switch", &[])?;
-            joined = vec!["--switch".to_owned(), switch.socket.display().to_string()];
+            let switch = server::start("peerbar-switch", &[])?;
+            joined = vec!["--switch".to_owned(), switch.socket().display().to_string()];
             servers.push(switch);
         }
         let mut start = |name: &str, program: &str, own: &[&str]| {
@@ -179,8 +187,8 @@ impl DiskAndGpu {
             words.extend(["--flight", &flight, "--record", "all"]);
             words.extend(["--counters", &counters]);
             words.extend(own);
-            let server = Server::start(path, name, program, &words)?;
-            let socket = server.socket.clone();
+            let server = server::start(program, &words)?;
+            let socket = server.socket().to_owned();
             servers.push(server);
             anyhow::Ok(socket)
         };
@@ -202,25 +210,33 @@ impl DiskAndGpu {
         own.extend(rules.iter().flat_map(|rule| ["--fault", rule]));
         let gpu = start("gpu0", "peerbar-gpu", &own)?;
 
-        let ram = BusMemory::create(RAM, RAM_BYTES)?;
-        let disk = DeviceClient::connect(&disk, &ram, RAM_BYTES)?;
-        let gpu = DeviceClient::connect(&gpu, &ram, RAM_BYTES)?;
-        let vram = gpu.set_memory_bar(VRAM)?;
-        disk.set_register_bar(REGISTERS)?;
+        let ram = GuestRam::new(RAM, RAM_BYTES);
+        let disk = Client::attach(&disk, &ram)?;
+        let gpu = Client::attach(&gpu, &ram)?;
+        let vram = gpu.open_bar(MEMORY, VRAM)?;
+        disk.set_bar(peerbar_rig::REGISTERS, REGISTERS)?;
+        let disk = CountedRegisters {
+            client: disk,
+            doorbells: Arc::default(),
+        };
         let memories = Memories {
             ram: ram.clone(),
             vram: vram.clone(),
         };
-        let root = Rc::new(Root {
-            memories: memories.clone(),
-            disk: disk.clone(),
-            doorbells: Cell::new(0),
-        });
+        let by_root = Arc::<AtomicU64>::default();
         if way == Way::Root {
-            disk.attach(root.clone());
-            gpu.attach(root.clone());
-            disk.map_device(VRAM, VRAM_BYTES)?;
-            gpu.map_device(REGISTERS, REGISTERS_BYTES)?;
+            let clients = [&disk.client, &gpu];
+            for client in clients {
+                let root = Root {
+                    memories: memories.clone(),
+                    disk: disk.clone(),
+                    doorbells: by_root.clone(),
+                };
+                let upstream = client.upstream();
+                upstream.answer_with(move |request| root.execute(request));
+            }
+            disk.client.map((VRAM, VRAM_BYTES), None)?;
+            gpu.map((REGISTERS, REGISTERS_BYTES), None)?;
         }
         let admin = QueueMemory {
             submission: RAM,
@@ -237,7 +253,7 @@ impl DiskAndGpu {
             disk,
             gpu,
             controller,
-            root,
+            by_root,
         })
     }
 
@@ -253,7 +269,7 @@ impl DiskAndGpu {
         };
         self.controller.create_queues(id, at)?;
         let ring = RAM + 0x10_0000 * u64::from(id);
-        let number = u64::from(id);
+        let number = u8::try_from(id)?;
         let channel = Channel::enable(self.gpu.clone(), self.ram.clone(), number, ring)?;
         Ok(GpuQueue {
             channel,
@@ -283,17 +299,22 @@ impl DiskAndGpu {
         self.vram.write(VRAM + area + REQUESTS, &requests)?;
         let doorbell = REGISTERS + DOORBELLS + 8 * u64::from(queue.id);
         let [submissions, completions] = queue.entries.map(u64::from);
-        let command = Command::launch(NVME_IO, count)
-            .address(0, CommandAddress::Vram(area))
-            .address(1, CommandAddress::Vram(area + COMPLETIONS))
-            .address(2, CommandAddress::Bus(doorbell))
-            .address(3, CommandAddress::Bus(doorbell + 4))
-            .address(4, CommandAddress::Vram(area + STATE))
-            .address(5, CommandAddress::Vram(area + REQUESTS))
-            .number(6, count)
-            .number(7, completions << 32 | submissions)
-            .number(9, 1)
-            .number(10, u64::try_from(queue.limit.as_nanos())?);
+        let limit = u64::try_from(queue.limit.as_nanos())?;
+        let operands = [
+            area,
+            area + COMPLETIONS,
+            doorbell,
+            doorbell + 4,
+            area + STATE,
+            area + REQUESTS,
+            count,
+            completions << 32 | submissions,
+            0,
+            1,
+            limit,
+        ];
+        let threads = (count.div_ceil(1024), 1024);
+        let command = Command::launch(NVME_IO, IN_VRAM, &operands, threads);
         queue.channel.put(&command)
     }
 
@@ -301,8 +322,6 @@ impl DiskAndGpu {
     fn wait(&self, queue: &GpuQueue) -> anyhow::Result<Result<u64, u32>> {
         let begun = Instant::now();
         loop {
-            self.gpu.answer_requests()?;
-            self.disk.answer_requests()?;
             if let Some(result) = queue.channel.result()? {
                 return Ok(Ok(result));
             }
@@ -323,7 +342,7 @@ impl DiskAndGpu {
     /// Returns the data of a queue.
     fn data(&self, queue: &GpuQueue, count: u64) -> anyhow::Result<Vec<u8>> {
         let bytes = usize::try_from(count)? * BLOCK;
-        Ok(self.vram.bytes(VRAM + queue.area + DATA, bytes)?)
+        Ok(self.vram.bytes_at(VRAM + queue.area + DATA, bytes)?)
     }
 
     /// Returns the commands, completions and doorbells of a queue, as the GPU has counted them.
@@ -352,8 +371,8 @@ impl DiskAndGpu {
     }
 
     fn end(self) -> anyhow::Result<()> {
-        drop((self.controller, self.disk, self.gpu, self.root));
-        self.servers.into_iter().rev().try_for_each(Server::end)
+        drop((self.controller, self.disk, self.gpu));
+        self.servers.into_iter().rev().try_for_each(server::end)
     }
 }
 
@@ -368,7 +387,7 @@ fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
         pair.create_queue(1, [32, 32])?,
         pair.create_queue(2, [8, 24])?,
     ];
-    let by_host = pair.disk.register_writes(IO_DOORBELLS);
+    let by_host = pair.disk.doorbells.load(Ordering::SeqCst);
     for (first, count) in [(0, 500), (500, 300)] {
         for queue in &mut queues {
             pair.clear(queue, count)?;
@@ -380,8 +399,8 @@ fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
         }
     }
     assert_eq!(
-        pair.disk.register_writes(IO_DOORBELLS) - by_host,
-        pair.root.doorbells.get()
+        pair.disk.doorbells.load(Ordering::SeqCst) - by_host,
+        pair.by_root.load(Ordering::SeqCst)
     );
     let counts = [pair.counts(&queues[0])?, pair.counts(&queues[1])?];
     for [submitted, completed, _] in counts {
@@ -389,8 +408,8 @@ fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
     }
     let doorbells: u64 = counts.iter().map(|[.., doorbells]| doorbells).sum();
     match way {
-        Way::Root => assert_eq!(pair.root.doorbells.get(), doorbells),
-        _ => assert_eq!(pair.root.doorbells.get(), 0),
+        Way::Root => assert_eq!(pair.by_root.load(Ordering::SeqCst), doorbells),
+        _ => assert_eq!(pair.by_root.load(Ordering::SeqCst), 0),
     }
     let made = |event: &Event| matches!(event, Event::Dma(dma) if dma.purpose == Purpose::Register);
     assert_eq!(pair.recorded("gpu0", made)? as u64, doorbells);
@@ -400,7 +419,7 @@ fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
     let interrupts = |event: &Event| matches!(event, Event::Interrupt { .. });
     assert_eq!(pair.recorded("disk0", interrupts)?, 0);
     let can_count = way != Way::SwitchAndPolls;
-    let by_client = can_count.then_some(pair.root.doorbells.get());
+    let by_client = can_count.then_some(pair.by_root.load(Ordering::SeqCst));
     assert_eq!(pair.counted()?, (0, by_client));
     pair.end()
 }

@@ -12,14 +12,14 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use fastrand::Rng;
 use parking_lot::Mutex;
+use peerbar_rig::{Daemon, GuestRam};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::blocks::Blocks;
 use crate::disk::{Disk, IMAGE_BYTES};
 use crate::gpu::Gpu;
-use crate::memory::BusMemory;
-use crate::server::{Server, Usage};
+use crate::server::{self, Usage};
 use crate::shared::{Part, Shared};
 
 /// The bus addresses of RAM, VRAM and the CMB.
@@ -56,7 +56,7 @@ impl Moment {
 
 /// Servers and the threads that drive them.
 pub(crate) struct Machine {
-    servers: BTreeMap<Part, Server>,
+    servers: BTreeMap<Part, Daemon>,
     shared: Arc<Shared>,
     images: BTreeMap<Part, (PathBuf, Arc<Mutex<Blocks>>)>,
     drivers: Vec<JoinHandle<()>>,
@@ -68,13 +68,13 @@ impl Machine {
         let folder = TempDir::new()?;
         let mut machine = Self {
             servers: BTreeMap::new(),
-            shared: Arc::new(Shared::new(BusMemory::create(RAM, RAM_BYTES)?)),
+            shared: Arc::new(Shared::new(GuestRam::new(RAM, RAM_BYTES))),
             images: BTreeMap::new(),
             drivers: Vec::new(),
             folder,
         };
-        let switch = Server::start(machine.folder.path(), "switch0", "peerbar-switch", &[])?;
-        let switch_at = switch.socket.display().to_string();
+        let switch = server::start("peerbar-switch", &[])?;
+        let switch_at = switch.socket().display().to_string();
         machine.servers.insert(Part::Switch0, switch);
         let below = |name| ["--switch", switch_at.as_str(), "--port-name", name];
         let disks = [
@@ -104,10 +104,10 @@ impl Machine {
         let namespace = format!("file={}", image.display());
         let own = ["--serial", name, "--namespace", &namespace];
         let words = [words, &own[..]].concat();
-        let server = Server::start(self.folder.path(), name, "peerbar-nvme", &words)?;
+        let server = server::start("peerbar-nvme", &words)?;
         let disk = Disk {
             part,
-            socket: server.socket.clone(),
+            socket: server.socket().to_owned(),
             area,
             blocks: Arc::default(),
             shared: self.shared.clone(),
@@ -121,9 +121,9 @@ impl Machine {
     }
 
     fn add_gpu(&mut self, words: &[&str]) -> anyhow::Result<()> {
-        let server = Server::start(self.folder.path(), "gpu0", "peerbar-gpu", words)?;
+        let server = server::start("peerbar-gpu", words)?;
         let gpu = Gpu {
-            socket: server.socket.clone(),
+            socket: server.socket().to_owned(),
             shared: self.shared.clone(),
         };
         self.servers.insert(Part::Gpu0, server);
@@ -141,19 +141,19 @@ impl Machine {
             Action::Leave => self.shared.end_session(part),
             Action::Stop(time) => {
                 let server = self.servers.get(&part).context("no server")?;
-                server.signal(Signal::STOP)?;
+                server.signal(Signal::STOP);
                 thread::sleep(time);
-                server.signal(Signal::CONT)?;
+                server.signal(Signal::CONT);
             }
         }
         self.shared.recover()?;
-        self.servers.values_mut().try_for_each(Server::check_alive)
+        self.servers.values_mut().try_for_each(server::check_alive)
     }
 
     /// Kills a server, checks its image, and restarts it.
     fn kill(&mut self, part: Part) -> anyhow::Result<()> {
         let server = self.servers.get_mut(&part).context("no server")?;
-        server.kill()?;
+        server::kill(server)?;
         if part != Part::Switch0 {
             self.shared.remove(part)?;
         }
@@ -161,7 +161,7 @@ impl Machine {
             let mut blocks = blocks.lock();
             blocks.check_image(image)?;
         }
-        server.restart()?;
+        server.restart();
         self.shared.serve(part);
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Machine {
     pub(crate) fn usage(&self) -> anyhow::Result<BTreeMap<Part, Usage>> {
         let servers = self.servers.iter();
         servers
-            .map(|(part, server)| Ok((*part, server.usage()?)))
+            .map(|(part, server)| Ok((*part, server::usage(server)?)))
             .collect()
     }
 
@@ -179,7 +179,7 @@ impl Machine {
         self.shared.passes()
     }
 
-    /// Ends all servers, which must leave nothing but logs and images with the data. Returns the
+    /// Ends all servers, which must leave nothing but logs, and images with the data. Returns the
     /// number of flushed blocks.
     pub(crate) fn end(mut self) -> anyhow::Result<usize> {
         self.shared.end();
@@ -188,17 +188,11 @@ impl Machine {
         }
         // The devices first, then the switch.
         let servers = std::mem::take(&mut self.servers);
-        servers.into_values().try_for_each(Server::end)?;
+        servers.into_values().try_for_each(server::end)?;
         let mut flushed = 0;
         for (image, blocks) in self.images.values() {
             let mut blocks = blocks.lock();
             flushed += blocks.check_image(image)?;
-        }
-        for entry in std::fs::read_dir(self.folder.path())? {
-            let path = entry?.path();
-            let extension = path.extension().and_then(|extension| extension.to_str());
-            let is_ours = matches!(extension, Some("img" | "log"));
-            anyhow::ensure!(is_ours, "{} is left", path.display());
         }
         Ok(flushed)
     }

@@ -9,7 +9,6 @@
 
 mod blocks;
 mod channel;
-mod client;
 mod confinement;
 mod disk;
 mod dying;

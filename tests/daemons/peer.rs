@@ -10,9 +10,8 @@ use peerbar_dma::{MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::Registers;
 use peerbar_pci::{Bar, ConfigSpace, NoRegisters};
+use peerbar_rig::GuestRam;
 use peerbar_vfio_user::{CONFIG_REGION, Device};
-
-use crate::memory::BusMemory;
 
 /// The memory BAR.
 const MEMORY: u8 = 2;
@@ -25,7 +24,7 @@ const BUS_MASTER: u8 = 0b100;
 pub(crate) struct Peer {
     endpoint: Endpoint<NoRegisters>,
     pub(crate) requester: Arc<Requester>,
-    pub(crate) memory: BusMemory,
+    pub(crate) memory: GuestRam,
 }
 
 impl Peer {
@@ -52,7 +51,7 @@ impl Peer {
         let mut peer = Self {
             endpoint,
             requester,
-            memory: BusMemory::lent(lent, 0, address),
+            memory: GuestRam::from_file(lent, 0, address, bytes),
         };
         peer.configure(0x10 + 4 * u64::from(MEMORY), &address.to_le_bytes())?;
         peer.set_mastering(true)?;

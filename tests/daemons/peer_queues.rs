@@ -13,15 +13,16 @@ use peerbar_nvme_driver::{
     Controller, DmaMemory, Doorbell, PAGE, QueueMemory, QueuePair, Registers, prps,
 };
 use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_rig::gpu::Command;
+use peerbar_rig::{Client, Daemon, GuestRam, Link, REGISTERS};
 use tempfile::TempDir;
 use zerocopy::{FromZeros, transmute};
 
-use crate::channel::{Channel, Command, CommandAddress};
-use crate::client::DeviceClient;
+use crate::channel::Channel;
 use crate::machine::{RAM, RAM_BYTES};
-use crate::memory::{BLOCK, BusMemory, block};
+use crate::memory::{BLOCK, block};
 use crate::peer::{Peer, PeerRegisters};
-use crate::server::Server;
+use crate::server;
 
 const WRITE: u8 = 1;
 const READ: u8 = 2;
@@ -39,18 +40,18 @@ const ALWAYS: &str = "always";
 const ROUNDS: u16 = 40;
 const TIME_OUT: Duration = Duration::from_secs(30);
 
-type Host = Controller<DeviceClient, BusMemory>;
+type Host = Controller<Client, GuestRam>;
 
 /// A disk and a peer below a switch.
 struct Fixture {
     // First, so that it is dropped before the servers and does not see their end.
     peer: Peer,
-    client: DeviceClient,
+    client: Client,
     host: Host,
-    host_queue: QueuePair<DeviceClient, BusMemory>,
-    disk: Server,
+    host_queue: QueuePair<Client, GuestRam>,
+    disk: Daemon,
     flight: PathBuf,
-    switch: Server,
+    switch: Daemon,
     _folder: TempDir,
 }
 
@@ -58,20 +59,20 @@ impl Fixture {
     fn start(link: Option<&str>, poll: &str) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
         let words: Vec<&str> = link.into_iter().flat_map(|link| ["--link", link]).collect();
-        let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &words)?;
+        let switch = server::start("peerbar-switch", &words)?;
         let flight = folder.path().join("disk0.flight");
-        let (switch_at, record) = (switch.socket.display(), flight.display());
+        let (switch_at, record) = (switch.socket().display(), flight.display());
         let words = format!(
             "--switch {switch_at} --port-name disk0 --serial disk0 --namespace ram=4M --flight {record} --record all --poll {poll}"
         );
         let words: Vec<&str> = words.split(' ').collect();
-        let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
-        let ram = BusMemory::create(RAM, RAM_BYTES)?;
-        let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
-        client.set_register_bar(DOORS)?;
+        let disk = server::start("peerbar-nvme", &words)?;
+        let ram = GuestRam::new(RAM, RAM_BYTES);
+        let client = Client::attach(disk.socket(), &ram)?;
+        client.set_bar(REGISTERS, DOORS)?;
         let mut host = Controller::enable(client.clone(), ram, queues(RAM))?;
         let host_queue = host.create_queues(1, queues(RAM + 2 * PAGE))?;
-        let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES)?;
+        let peer = Peer::attach(switch.socket(), "peer0", PEER, PEER_BYTES)?;
         Ok(Self {
             peer,
             client,
@@ -85,7 +86,7 @@ impl Fixture {
     }
 
     /// Makes queues in the peer's memory, whose doorbells the peer rings.
-    fn peer_queue(&mut self, id: u16) -> anyhow::Result<QueuePair<PeerRegisters, BusMemory>> {
+    fn peer_queue(&mut self, id: u16) -> anyhow::Result<QueuePair<PeerRegisters, GuestRam>> {
         let at = queues(PEER + 2 * PAGE * u64::from(id));
         let (memory, registers) = (self.peer.memory.clone(), self.peer.registers(DOORS));
         memory.write(at.completion, &[0; 4096])?;
@@ -104,10 +105,10 @@ impl Fixture {
         ram.write(data, &[0xff; BYTES])?;
         run(&mut self.host_queue, &ram, READ, data)?;
         ensure!(
-            ram.bytes(data, blocks(stamp).len())? == blocks(stamp),
+            ram.bytes_at(data, blocks(stamp).len())? == blocks(stamp),
             "the host reads wrong data"
         );
-        self.disk.check_alive()
+        server::check_alive(&mut self.disk)
     }
 
     /// Returns the register writes by peers that the disk recorded.
@@ -123,8 +124,8 @@ impl Fixture {
 
     fn end(self) -> anyhow::Result<()> {
         drop((self.peer, self.host_queue, self.host, self.client));
-        self.disk.end()?;
-        self.switch.end()
+        server::end(self.disk)?;
+        server::end(self.switch)
     }
 }
 
@@ -143,8 +144,8 @@ fn blocks(stamp: u64) -> Vec<u8> {
 
 /// Transfers the first blocks of the disk by a command, with data at `data` followed by a PRP list.
 fn run<R: Registers>(
-    queue: &mut QueuePair<R, BusMemory>,
-    memory: &BusMemory,
+    queue: &mut QueuePair<R, GuestRam>,
+    memory: &GuestRam,
     opcode: u8,
     data: u64,
 ) -> anyhow::Result<()> {
@@ -166,7 +167,7 @@ fn run<R: Registers>(
 }
 
 /// Returns the status of the next completion, if it comes in time.
-fn completion<R: Registers>(queue: &mut QueuePair<R, BusMemory>) -> anyhow::Result<Option<u16>> {
+fn completion<R: Registers>(queue: &mut QueuePair<R, GuestRam>) -> anyhow::Result<Option<u16>> {
     let begun = Instant::now();
     while begun.elapsed() < TIME_OUT {
         if let Some(completion) = queue.pop()? {
@@ -188,7 +189,7 @@ fn transfer_in_turn(fixture: &mut Fixture) -> anyhow::Result<()> {
         let content = blocks(stamp);
         memory.write(data, &vec![0xff; content.len()])?;
         run(&mut queue, &memory, READ, data)?;
-        let is_right = memory.bytes(data, content.len())? == content;
+        let is_right = memory.bytes_at(data, content.len())? == content;
         ensure!(is_right, "the peer reads wrong data");
         memory.write(data, &blocks(stamp + 7))?;
         run(&mut queue, &memory, WRITE, data)?;
@@ -236,7 +237,10 @@ fn peer_rings_a_polling_disk_without_a_message() {
     }
     let rung = |registers: &PeerRegisters| registers.write_register(0x1010, &[0; 4]);
     rung(&registers).unwrap();
-    fixture.client.set_register_bar(DOORS + (1 << 32)).unwrap();
+    fixture
+        .client
+        .set_bar(REGISTERS, DOORS + (1 << 32))
+        .unwrap();
     assert!(rung(&registers).is_err(), "the window has moved");
     fixture.peer.set_mastering(false).unwrap();
     assert!(rung(&fixture.peer.registers(DOORS + (1 << 32))).is_err());
@@ -247,17 +251,16 @@ fn peer_rings_a_polling_disk_without_a_message() {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn peer_wakes_a_gpu_that_sleeps() {
-    let folder = TempDir::new().unwrap();
-    let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &[]).unwrap();
-    let switch_at = switch.socket.display().to_string();
+    let switch = server::start("peerbar-switch", &[]).unwrap();
+    let switch_at = switch.socket().display().to_string();
     let words = ["--vram", "16M", "--switch", &switch_at];
-    let gpu = Server::start(folder.path(), "gpu0", "peerbar-gpu", &words).unwrap();
-    let ram = BusMemory::create(RAM, RAM_BYTES).unwrap();
-    let client = DeviceClient::connect(&gpu.socket, &ram, RAM_BYTES).unwrap();
-    client.set_register_bar(DOORS).unwrap();
+    let gpu = server::start("peerbar-gpu", &words).unwrap();
+    let ram = GuestRam::new(RAM, RAM_BYTES);
+    let client = Client::attach(gpu.socket(), &ram).unwrap();
+    client.set_bar(REGISTERS, DOORS).unwrap();
     let (from, to) = (RAM + (2 << 20), RAM + (3 << 20));
     let mut channel = Channel::enable(client, ram.clone(), 1, RAM).unwrap();
-    let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES).unwrap();
+    let peer = Peer::attach(switch.socket(), "peer0", PEER, PEER_BYTES).unwrap();
     let registers = peer.registers(DOORS);
     for stamp in 1..5 {
         ram.write(from, &block(stamp)).unwrap();
@@ -266,11 +269,7 @@ fn peer_wakes_a_gpu_that_sleeps() {
             assert!(begun.elapsed() < TIME_OUT, "the engine does not sleep");
             thread::yield_now();
         }
-        let copy = Command::copy(
-            CommandAddress::Bus(from),
-            CommandAddress::Bus(to),
-            BLOCK as u64,
-        );
+        let copy = Command::copy(0, from, to, BLOCK as u64);
         let (doorbell, value) = channel.put_silently(&copy).unwrap();
         registers
             .write_register(doorbell, &value.to_le_bytes())
@@ -279,11 +278,11 @@ fn peer_wakes_a_gpu_that_sleeps() {
             assert!(begun.elapsed() < TIME_OUT, "the command is not fetched");
             thread::yield_now();
         }
-        assert!(ram.bytes(to, BLOCK).unwrap() == block(stamp));
+        assert!(ram.bytes_at(to, BLOCK).unwrap() == block(stamp));
     }
     drop((peer, channel));
-    gpu.end().unwrap();
-    switch.end().unwrap();
+    server::end(gpu).unwrap();
+    server::end(switch).unwrap();
 }
 
 #[test]
@@ -368,7 +367,10 @@ fn closed_window_or_lost_mastering_stops_the_doorbell() {
     assert!(queue.ring_tail().is_err());
     fixture.peer.set_mastering(true).unwrap();
     run(&mut queue, &memory, READ, data).unwrap();
-    fixture.client.set_register_bar(DOORS + (1 << 32)).unwrap();
+    fixture
+        .client
+        .set_bar(REGISTERS, DOORS + (1 << 32))
+        .unwrap();
     assert!(queue.ring_tail().is_err(), "the window has moved");
     let moved = fixture.peer.registers(DOORS + (1 << 32));
     moved.write_register(0x1010, &0u32.to_le_bytes()).unwrap();

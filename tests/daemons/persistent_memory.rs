@@ -9,13 +9,12 @@ use peerbar_dma::Purpose;
 use peerbar_nvme_driver::Registers;
 use peerbar_nvme_spec::pmr::Pmrsts;
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRSTS};
+use peerbar_rig::{Client, Daemon, GuestRam, Link, REGISTERS};
 use tempfile::TempDir;
 
-use crate::client::DeviceClient;
 use crate::machine::{RAM, RAM_BYTES};
-use crate::memory::BusMemory;
 use crate::peer::Peer;
-use crate::server::Server;
+use crate::server;
 
 /// The addresses of the disk's registers, of its region, and of the peer's memory.
 const DOORS: u64 = 3 << 36;
@@ -30,9 +29,9 @@ const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 struct Fixture {
     // First, so that it is dropped before the servers and does not see their end.
     peer: Peer,
-    client: DeviceClient,
-    disk: Server,
-    switch: Server,
+    client: Client,
+    disk: Daemon,
+    switch: Daemon,
     kept: PathBuf,
     _folder: TempDir,
 }
@@ -42,17 +41,17 @@ impl Fixture {
         let folder = TempDir::new()?;
         let kept = folder.path().join("pmr");
         File::create(&kept)?.set_len(BYTES)?;
-        let switch = Server::start(folder.path(), "switch0", "peerbar-switch", &[])?;
+        let switch = server::start("peerbar-switch", &[])?;
         let words = format!(
             "--switch {} --port-name disk0 --serial disk0 --namespace ram=1M --pmr {}",
-            switch.socket.display(),
+            switch.socket().display(),
             kept.display()
         );
         let words: Vec<&str> = words.split(' ').collect();
-        let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
+        let disk = server::start("peerbar-nvme", &words)?;
         let client = connect(&disk)?;
         Ok(Self {
-            peer: Peer::attach(&switch.socket, "peer0", PEER, BYTES)?,
+            peer: Peer::attach(switch.socket(), "peer0", PEER, BYTES)?,
             client,
             disk,
             switch,
@@ -84,16 +83,16 @@ impl Fixture {
 
     fn end(self) -> anyhow::Result<()> {
         drop((self.peer, self.client));
-        self.disk.end()?;
-        self.switch.end()
+        server::end(self.disk)?;
+        server::end(self.switch)
     }
 }
 
 /// Connects a guest that has set the disk's BARs and enabled its region.
-fn connect(disk: &Server) -> anyhow::Result<DeviceClient> {
-    let ram = BusMemory::create(RAM, RAM_BYTES)?;
-    let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
-    client.set_register_bar(DOORS)?;
+fn connect(disk: &Daemon) -> anyhow::Result<Client> {
+    let ram = GuestRam::new(RAM, RAM_BYTES);
+    let client = Client::attach(disk.socket(), &ram)?;
+    client.set_bar(REGISTERS, DOORS)?;
     client.set_bar(BAR, REGION)?;
     client.write_register(PMRCTL, &1_u32.to_le_bytes())?;
     Ok(client)
@@ -161,9 +160,9 @@ fn hostile_guest_does_not_mix_up_what_a_peer_writes() {
 fn region_outlives_a_disk_that_is_killed_under_a_peer() {
     let mut fixture = Fixture::start().unwrap();
     assert!(fixture.writes(REGION, 0x3000, 1).unwrap());
-    fixture.disk.kill().unwrap();
+    server::kill(&mut fixture.disk).unwrap();
     assert_eq!(fixture.file(0x3000).unwrap(), [1; 8192]);
-    fixture.disk.restart().unwrap();
+    fixture.disk.restart();
     assert!(!fixture.writes(REGION, 0x7000, 2).unwrap(), "no window yet");
     fixture.client = connect(&fixture.disk).unwrap();
     assert_eq!(fixture.file(0x3000).unwrap(), [1; 8192]);

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::judgement::Permitted;
 use crate::machine::{Action, Moment};
-use crate::memory::BusMemory;
+use peerbar_rig::GuestRam;
 
 /// Time limit until each device transfers with each target again.
 const RECOVERY: Duration = Duration::from_secs(30);
@@ -69,7 +69,7 @@ impl<E: Into<anyhow::Error>> From<E> for Ended {
 
 /// The shared state.
 pub(crate) struct Shared {
-    pub(crate) ram: BusMemory,
+    pub(crate) ram: GuestRam,
     state: Mutex<State>,
     changed: Condvar,
     /// The number of ends of each device's session.
@@ -85,13 +85,13 @@ struct State {
     served: BTreeSet<Part>,
     /// The devices that have a session.
     in_session: BTreeSet<Part>,
-    memories: BTreeMap<Part, BusMemory>,
+    memories: BTreeMap<Part, GuestRam>,
     passes: BTreeMap<(Part, Target), u64>,
     fault: Option<String>,
 }
 
 impl Shared {
-    pub(crate) fn new(ram: BusMemory) -> Self {
+    pub(crate) fn new(ram: GuestRam) -> Self {
         let devices = [Part::Disk0, Part::Disk1, Part::Gpu0];
         Self {
             ram,
@@ -217,7 +217,7 @@ impl Shared {
     }
 
     /// Returns the memory of `target`, if there is one.
-    pub(crate) fn memory(&self, target: Target) -> Option<BusMemory> {
+    pub(crate) fn memory(&self, target: Target) -> Option<GuestRam> {
         match target {
             Target::Ram => Some(self.ram.clone()),
             Target::Device(part) => self.state().memories.get(&part).cloned(),
@@ -225,7 +225,7 @@ impl Shared {
     }
 
     /// Adds the memory of a device, whose window is open.
-    pub(crate) fn publish(&self, part: Part, memory: BusMemory) {
+    pub(crate) fn publish(&self, part: Part, memory: GuestRam) {
         self.change(|state| state.memories.insert(part, memory));
     }
 
@@ -260,7 +260,7 @@ impl Shared {
 
 #[test]
 fn zeroes_are_permitted_only_from_an_owner_that_is_gone() {
-    let shared = Shared::new(BusMemory::create(0, 4096).unwrap());
+    let shared = Shared::new(GuestRam::new(0, 4096));
     let [requester, owner] = [Part::Disk1, Part::Gpu0];
     let permitted = |part, action| {
         shared.inject(Moment { part, action });
