@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use peerbar_gpu::{Config, Mode};
 
+use peerbar_rig::wait_until;
+
+use peerbar_rig::Link;
+
 use crate::driver::{Command, Driver, MIB, RAM, channel_register};
 
 /// A command that takes long: 2^24 threads on a counter in guest RAM.
@@ -51,14 +55,14 @@ fn a_command_ends_while_another_channels_launch_goes_on() {
     driver.enable(0);
     driver.enable(1);
     driver.submit(0, &endless());
-    driver.until("first addition", || (counter(&driver) > 0).then_some(()));
+    wait_until("first addition", || (counter(&driver) > 0).then_some(()));
     for _ in 0..10 {
         driver.run(1, &Command::default());
     }
     let added = counter(&driver);
     assert!(added < 1 << 24);
     let goes_on = || (counter(&driver) > added).then_some(());
-    driver.until("addition after these commands", goes_on);
+    wait_until("addition after these commands", goes_on);
 }
 
 #[test]
@@ -124,7 +128,7 @@ fn a_disable_gives_a_long_command_up() {
     let mut driver = Driver::new(Mode::Static);
     driver.enable(0);
     let fence = driver.submit(0, &endless());
-    driver.until("first addition", || (counter(&driver) > 0).then_some(()));
+    wait_until("first addition", || (counter(&driver) > 0).then_some(()));
     driver.disable(0);
     driver.wait_for_status(0, 0);
     let stopped_at = counter(&driver);

@@ -1,14 +1,15 @@
 //! The daemon as a process, with a foreign client.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::{Duration, Instant};
 
 use peerbar_dma_log::counter_file::{DeviceCounters, Reader};
 use peerbar_dma_log::{Direction, Purpose, Route};
-use peerbar_rig::{Daemon, DaemonCommand, check_former_client, check_killed_server};
-use rustix::fs::{MemfdFlags, SealFlags};
+use peerbar_rig::gpu::Command;
+use peerbar_rig::{
+    Daemon, DaemonCommand, GuestRam, check_former_client, check_killed_server, wait_until,
+};
 use rustix::process::Signal;
 use vfio_user::Client;
 
@@ -123,34 +124,20 @@ fn a_window_is_not_lent() {
 fn copies_from_client_memory_into_lent_vram_are_counted() {
     let daemon = start(&["--vram", "2M"]);
     let mut client = client(&daemon);
-    let ram = memory();
-    client.dma_map(0, RAM, RAM_BYTES, ram.as_raw_fd()).unwrap();
+    let ram = GuestRam::new(RAM, RAM_BYTES);
+    let lent = client.dma_map(0, RAM, RAM_BYTES, ram.file.as_raw_fd());
+    lent.unwrap();
     client.region_write(7, 4, &[0b110, 0]).unwrap();
-    ram.write_all_at(b"peer to peer", 0x2000).unwrap();
-    let mut copy = [0; 128];
-    copy[0] = 1;
-    copy[1] = 0b001;
-    copy[2] = 0b10;
-    for (at, number) in [
-        (8, RAM + 0x3000),
-        (16, 1),
-        (24, RAM + 0x2000),
-        (32, 0x4000),
-        (40, 12),
-    ] {
-        copy[at..at + 8].copy_from_slice(&number.to_le_bytes());
-    }
-    ram.write_all_at(&copy, 0).unwrap();
+    ram.store(RAM + 0x2000, b"peer to peer");
+    let copy = Command::copy(0b10, RAM + 0x2000, 0x4000, 12);
+    ram.store(RAM, &copy.encode(0b001, (RAM + 0x3000, 1)));
     client.region_write(0, 0x1000, &RAM.to_le_bytes()).unwrap();
     client.region_write(0, 0x100c, &2u32.to_le_bytes()).unwrap();
     client.region_write(0, 0x1010, &1u32.to_le_bytes()).unwrap();
     client.region_write(0, 0x8000, &1u32.to_le_bytes()).unwrap();
-    let start = Instant::now();
-    let mut fence = [0; 8];
-    while fence != 1u64.to_le_bytes() {
-        ram.read_exact_at(&mut fence, 0x3000).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(20), "no fence");
-    }
+    wait_until("the fence", || {
+        (ram.load(RAM + 0x3000, 8) == 1u64.to_le_bytes()).then_some(())
+    });
     let vram = client.region(2).unwrap();
     let mut data = [0; 12];
     let file = vram.file_offset.as_ref().unwrap().file();
@@ -176,10 +163,10 @@ fn counters_are_read_while_the_daemon_is_stopped() {
     let daemon = start(&["--vram", "2M"]);
     daemon.signal(Signal::STOP);
     let state = daemon.proc_path("stat");
-    let start = Instant::now();
-    while !fs::read_to_string(&state).unwrap().contains(") T ") {
-        assert!(start.elapsed() < Duration::from_secs(20), "not stopped");
-    }
+    wait_until("a stop", || {
+        let stat = fs::read_to_string(&state).unwrap();
+        stat.contains(") T ").then_some(())
+    });
     assert_eq!(counters(&daemon).process, number(&daemon));
     daemon.signal(Signal::CONT);
 }
@@ -226,11 +213,4 @@ fn what_cannot_be_is_refused_in_one_line() {
     assert_eq!(exit.code, Some(2));
     let exit = command().socket("/nonexistent/socket").refused();
     assert_eq!(exit.code, Some(69), "{}", exit.line());
-}
-
-fn memory() -> File {
-    let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-    File::from(fd)
 }

@@ -4,6 +4,8 @@ use peerbar_dma_log::{Completer, Direction, Entry, Purpose, Route};
 use peerbar_gpu::Mode;
 use peerbar_vfio_user::Device;
 
+use peerbar_rig::Link;
+
 use crate::driver::{BAR2, Command, Driver, RAM};
 
 fn bytes(log: &[Entry], purpose: Purpose, route: Route, direction: Direction) -> (u64, u64) {

@@ -6,6 +6,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use peerbar_gpu::Mode;
 
+use peerbar_rig::wait_until;
+
+use peerbar_rig::Link;
+
 use crate::driver::{Command, Driver};
 
 fn load(page: &File, offset: u64) -> u32 {
@@ -29,17 +33,17 @@ fn ring(driver: &mut Driver, page: &File, channel: u8) -> bool {
 
 #[test]
 fn only_the_doorbell_page_of_bar0_may_be_mapped() {
-    let mut driver = Driver::new(Mode::Static);
+    let driver = Driver::new(Mode::Static);
     assert_eq!(driver.areas(0), [(0x8000, 0x1000)]);
     assert_eq!(driver.region_size(0), 0x1_0000);
-    let page = driver.bar_file(0);
+    let page = driver.memory(0);
     assert_eq!(page.metadata().unwrap().len(), 0x1_0000);
 }
 
 #[test]
 fn no_ring_through_the_mapping_is_lost() {
     let mut driver = Driver::new(Mode::Static);
-    let page = driver.bar_file(0);
+    let page = driver.memory(0);
     driver.enable(0);
     driver.enable(9);
     let mut kicks = 0;
@@ -57,10 +61,10 @@ fn no_ring_through_the_mapping_is_lost() {
 #[test]
 fn idle_device_says_that_it_sleeps() {
     let mut driver = Driver::new(Mode::Static);
-    let page = driver.bar_file(0);
+    let page = driver.memory(0);
     driver.enable(0);
     driver.run(0, &Command::default());
-    driver.until("sleep", || (load(&page, 0x8004) == 1).then_some(()));
-    driver.until("sleep", || (load(&page, 0x83c4) == 1).then_some(()));
+    wait_until("sleep", || (load(&page, 0x8004) == 1).then_some(()));
+    wait_until("sleep", || (load(&page, 0x83c4) == 1).then_some(()));
     assert_eq!(load(&page, 0x8000), 1, "the doorbell that was trapped");
 }

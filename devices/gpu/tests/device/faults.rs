@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use peerbar_gpu::Mode;
 
+use peerbar_rig::Link;
+
 use crate::driver::{Command, Driver, Fault, MIB, RAM};
 
 /// Longer than the engine polls before it blocks.
@@ -160,7 +162,7 @@ fn ring_in_vram_works_without_bus_mastering() {
 
 #[test]
 fn sixty_four_faults_are_kept_and_all_are_counted() {
-    let mut driver = Driver::new(Mode::Window);
+    let driver = Driver::new(Mode::Window);
     for _ in 0..100 {
         driver.read_bar2(0x1_0000, &mut [0; 4]);
     }

@@ -4,6 +4,8 @@ use peerbar_gpu::Mode;
 use peerbar_vfio_user::Device;
 use proptest::prelude::*;
 
+use peerbar_rig::Link;
+
 use crate::driver::{Command, Driver};
 
 /// Bytes that are often nearly a command: a known opcode, operands that are mostly small.

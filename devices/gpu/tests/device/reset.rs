@@ -5,6 +5,10 @@ use std::os::unix::fs::FileExt;
 use peerbar_gpu::Mode;
 use peerbar_vfio_user::Device;
 
+use peerbar_rig::wait_until;
+
+use peerbar_rig::Link;
+
 use crate::driver::{Command, Driver, RAM};
 
 type Reset = fn(&mut Driver);
@@ -53,7 +57,7 @@ fn no_dma_of_before_is_seen_after_a_reset() {
             driver.read_ram(RAM, &mut counter);
             u64::from_le_bytes(counter)
         };
-        driver.until("first addition", || (counter(&driver) > 0).then_some(()));
+        wait_until("first addition", || (counter(&driver) > 0).then_some(()));
         reset(&mut driver);
         let at_reset = counter(&driver);
         driver.wait_until_ready();

@@ -3,6 +3,8 @@
 use peerbar_endpoint::Size;
 use peerbar_gpu::{Config, Mode};
 
+use peerbar_rig::Link;
+
 use crate::driver::{BAR2, Command, Driver, Fault, MIB, pattern};
 
 const PAGE: u64 = 64 << 10;
@@ -10,7 +12,7 @@ const PAGE: u64 = 64 << 10;
 #[test]
 fn a_window_is_not_mappable_and_a_static_aperture_is() {
     for (mode, mappable, features) in [(Mode::Static, true, 0), (Mode::Window, false, 1)] {
-        let mut driver = Driver::new(mode);
+        let driver = Driver::new(mode);
         assert_eq!(driver.region_size(2), 4 * MIB);
         assert_eq!(driver.is_mappable(2), mappable);
         assert_eq!(driver.register(0x0c), features);
@@ -21,7 +23,7 @@ fn a_window_is_not_mappable_and_a_static_aperture_is() {
 
 #[test]
 fn an_access_through_an_empty_entry_is_lost_and_reported() {
-    let mut driver = Driver::new(Mode::Window);
+    let driver = Driver::new(Mode::Window);
     let mut word = [0; 8];
     driver.read_bar2(3 * PAGE + 8, &mut word);
     assert_eq!(word, [0xff; 8]);
@@ -62,7 +64,7 @@ fn pages_can_be_put_anywhere_in_vram_moved_and_revoked() {
 
 #[test]
 fn an_access_over_two_pages_meets_both() {
-    let mut driver = Driver::new(Mode::Window);
+    let driver = Driver::new(Mode::Window);
     driver.set_window(0, Some(8 * MIB));
     driver.set_window(1, Some(MIB));
     driver.write_bar2(PAGE - 4, &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -125,7 +127,7 @@ fn revoked_window_entry_is_not_written_through() {
 
 #[test]
 fn the_largest_window_has_262144_pages() {
-    let mut driver = Driver::with(&Config {
+    let driver = Driver::with(&Config {
         vram: Size(16 << 30),
         aperture: Some(Size(16 << 30)),
         ..Driver::config(Mode::Window)
