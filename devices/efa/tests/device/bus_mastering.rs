@@ -32,7 +32,7 @@ fn a_command_rung_while_it_is_off_is_fetched_once_it_is_on() {
             std::thread::yield_now();
         }
         assert!(image() == before, "no byte of guest RAM changes");
-        assert!(!driver.link.is_raised(0));
+        assert!(!driver.link.take_vector(0));
         driver.set_command(ON);
         driver.completion().expect(Status::Success);
         driver.link.wait_for_vector(0);

@@ -1,16 +1,15 @@
 //! The daemon as a process, with a foreign client.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
-use peerbar_rig::{Daemon, DaemonCommand, check_former_client, check_killed_server};
+use peerbar_rig::{Daemon, DaemonCommand, ForeignClient, check_former_client, check_killed_server};
 use vfio_user::Client;
 use zerocopy::FromZeros;
 
-use crate::driver::{Driver, Link, MEMORY};
+use crate::driver::{Driver, MEMORY};
 use crate::objects::allocate;
 use crate::transfers;
 
@@ -22,28 +21,12 @@ fn command() -> DaemonCommand {
     DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-efa"))
 }
 
-pub(crate) fn client(daemon: &Daemon) -> Client {
-    daemon.connect(Client::new)
+pub(crate) fn client(daemon: &Daemon) -> Rc<ForeignClient> {
+    Rc::new(RefCell::new(foreign(daemon)))
 }
 
-impl Link for Client {
-    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
-        self.region_read(region, offset, data).unwrap();
-    }
-
-    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
-        self.region_write(region, offset, data).unwrap();
-    }
-
-    fn map(&mut self, iova: u64, size: u64, memory: &File) {
-        self.dma_map(0, iova, size, memory.as_raw_fd()).unwrap();
-    }
-
-    /// Writes as user space does, which has mapped it.
-    fn write_send_queue(&mut self, offset: u64, data: &[u8]) {
-        let memory = self.region(MEMORY).unwrap().file_offset.as_ref();
-        memory.unwrap().file().write_all_at(data, offset).unwrap();
-    }
+fn foreign(daemon: &Daemon) -> Client {
+    daemon.connect(Client::new)
 }
 
 #[test]
@@ -65,7 +48,7 @@ fn requests_to_a_killed_server_are_refused() {
 #[test]
 fn it_shows_its_regions_and_its_identity() {
     let daemon = start(&[]);
-    let mut client = client(&daemon);
+    let mut client = foreign(&daemon);
     assert_eq!(client.region(0).unwrap().size, 0x4000);
     let memory = client.region(2).unwrap();
     let areas = &memory.sparse_areas;

@@ -1,20 +1,14 @@
 //! A driver of the adapter, and the machine around it: guest RAM, registers, interrupts.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
-
 use peerbar_efa::{Config, Efa};
 use peerbar_efa_spec::admin::{
     ANSWER_BYTES, CompletionHeader, ENTRY_BYTES, Opcode, Status, WIDE_ENTRY_BYTES, checksum,
 };
 use peerbar_efa_spec::registers::offset;
-use peerbar_endpoint::Running;
-use peerbar_vfio_user::{Device, DmaMap, IrqAction};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fs::{MemfdFlags, SealFlags};
+use peerbar_rig::{GuestRam, LocalDevice, wait_until};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+pub(crate) use peerbar_rig::{Link, MEMORY, REGISTERS};
 
 /// Address and size of guest RAM.
 pub(crate) const RAM: u64 = 0x1000_0000;
@@ -29,96 +23,20 @@ pub(crate) const EVENTS: u64 = RAM + 0x3000;
 /// As in Linux' driver.
 pub(crate) const DEPTH: u16 = 32;
 pub(crate) const EVENT_DEPTH: u16 = 16;
-/// The longest wait of a test.
-pub(crate) const TIME_OUT: Duration = Duration::from_secs(20);
-
-pub(crate) const REGISTERS: u32 = 0;
-pub(crate) const MEMORY: u32 = 2;
-const CONFIG_REGION: u32 = 7;
-const MSI_X: u32 = 2;
 const VECTORS: u32 = 33;
 
 /// The GID of the adapters of these tests.
 pub(crate) const GID: &str = "fe80::e0fa:1";
 
-/// The operations that a driver needs from a client.
-pub(crate) trait Link {
-    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]);
-    fn write(&mut self, region: u32, offset: u64, data: &[u8]);
-    fn map(&mut self, iova: u64, size: u64, memory: &File);
+/// An adapter in this process.
+pub(crate) type Local = LocalDevice<Efa>;
 
-    /// Writes the memory of a send queue.
-    fn write_send_queue(&mut self, offset: u64, data: &[u8]) {
-        self.write(MEMORY, offset, data);
-    }
-}
-
-/// An adapter in this process, with its interrupts.
-pub(crate) struct Local {
-    pub(crate) efa: Running<Efa>,
-    pub(crate) events: Vec<OwnedFd>,
-}
-
-impl Local {
-    fn new() -> Self {
-        let config = Config {
-            gid: Some(GID.parse().unwrap()),
-            ..Config::default()
-        };
-        let mut local = Self {
-            efa: Efa::start(&config).unwrap(),
-            events: (0..VECTORS)
-                .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
-                .collect(),
-        };
-        let events = local.events.iter();
-        let events = events
-            .map(|event| Some(event.try_clone().unwrap().try_into().unwrap()))
-            .collect();
-        let action = IrqAction::Events(events);
-        let endpoint = &mut local.efa.endpoint;
-        endpoint.set_irqs(MSI_X, 0, VECTORS, action).unwrap();
-        local
-    }
-
-    /// Waits until a vector is raised.
-    #[track_caller]
-    pub(crate) fn wait_for_vector(&self, vector: usize) {
-        let event = &self.events[vector];
-        let mut descriptors = [PollFd::new(event, PollFlags::IN)];
-        let time_out = TIME_OUT.try_into().unwrap();
-        let ready = poll(&mut descriptors, Some(&time_out)).unwrap();
-        assert_eq!(ready, 1, "vector {vector} is not raised");
-        rustix::io::read(event, &mut [0; 8]).unwrap();
-    }
-
-    /// Returns `true` if a vector has been raised.
-    pub(crate) fn is_raised(&self, vector: usize) -> bool {
-        rustix::io::read(&self.events[vector], &mut [0; 8]).is_ok()
-    }
-}
-
-impl Link for Local {
-    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
-        let endpoint = &mut self.efa.endpoint;
-        endpoint.region_read(region, offset, data).unwrap();
-    }
-
-    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
-        let endpoint = &mut self.efa.endpoint;
-        endpoint.region_write(region, offset, data).unwrap();
-    }
-
-    fn map(&mut self, iova: u64, size: u64, memory: &File) {
-        let map = DmaMap {
-            iova,
-            size,
-            readable: true,
-            writable: true,
-            memory: Some((memory.try_clone().unwrap().into(), 0)),
-        };
-        self.efa.endpoint.dma_map(map).unwrap();
-    }
+fn local() -> Local {
+    let config = Config {
+        gid: Some(GID.parse().unwrap()),
+        ..Config::default()
+    };
+    LocalDevice::new(Efa::start(&config).unwrap(), VECTORS)
 }
 
 /// The result of a command.
@@ -145,7 +63,7 @@ impl Completion {
 /// A driver that polls, with one command at a time.
 pub(crate) struct Driver<L> {
     pub(crate) link: L,
-    pub(crate) ram: File,
+    pub(crate) ram: GuestRam,
     pub(crate) entry_bytes: usize,
     reads: u16,
     /// Number of commands submitted, and of completions taken.
@@ -156,7 +74,7 @@ pub(crate) struct Driver<L> {
 impl Driver<Local> {
     /// Brings an adapter up as Linux' driver does.
     pub(crate) fn new() -> Self {
-        let mut driver = Self::of(Local::new());
+        let mut driver = Self::of(local());
         driver.bring_up();
         driver
     }
@@ -164,26 +82,22 @@ impl Driver<Local> {
 
 impl<L: Link> Driver<L> {
     /// Takes an adapter in the state in which Linux leaves it to its driver.
-    pub(crate) fn of(mut link: L) -> Self {
-        let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        let ram = File::from(fd);
-        link.map(RAM, RAM_BYTES, &ram);
-        let mut driver = Self {
+    pub(crate) fn of(link: L) -> Self {
+        let ram = GuestRam::new(RAM, RAM_BYTES);
+        link.lend(&ram).unwrap();
+        link.turn_on().unwrap();
+        Self {
             link,
             ram,
             entry_bytes: WIDE_ENTRY_BYTES,
             reads: 0,
             submitted: 0,
             taken: 0,
-        };
-        driver.set_command(0b110);
-        driver
+        }
     }
 
     pub(crate) fn set_command(&mut self, command: u16) {
-        self.link.write(CONFIG_REGION, 4, &command.to_le_bytes());
+        self.link.set_command(command);
     }
 
     /// Resets the adapter and sets up its queues.
@@ -207,7 +121,7 @@ impl<L: Link> Driver<L> {
         self.write_register(offset::DEV_CTL, 0);
         self.wait_for_register(offset::DEV_STS, |status| !is_in_progress(status));
         (self.submitted, self.taken) = (0, 0);
-        self.ram.write_all_at(&[0; 0x3000], 0x1000).unwrap();
+        self.ram.store(SUBMISSION, &[0; 0x3000]);
     }
 
     pub(crate) fn set_queues(&mut self, depth: u16, submission: u64, completion: u64) {
@@ -227,7 +141,7 @@ impl<L: Link> Driver<L> {
     }
 
     pub(crate) fn write_register(&mut self, offset: u64, value: u32) {
-        self.link.write(REGISTERS, offset, &value.to_le_bytes());
+        self.link.set_register(offset, value);
     }
 
     /// Requests a register, and waits for the answer.
@@ -236,25 +150,18 @@ impl<L: Link> Driver<L> {
         self.reads = self.reads.wrapping_add(1);
         let request = u32::from(self.reads) | (offset as u32) << 16;
         self.write_register(offset::MMIO_REG_READ, request);
-        let start = Instant::now();
-        loop {
-            let mut answer = [0; 8];
-            self.ram.read_exact_at(&mut answer, 0).unwrap();
-            let [a, b, c, d, value @ ..] = answer;
-            if u32::from_le_bytes([a, b, c, d]) == request {
-                return u32::from_le_bytes(value);
-            }
-            assert!(start.elapsed() < TIME_OUT, "no answer: {offset:#x}");
-            std::thread::yield_now();
-        }
+        wait_until(&format!("the answer to {offset:#x}"), || {
+            let answer = self.ram.load(ANSWERS, 8);
+            let (found, value) = answer.split_at(4);
+            (found == request.to_le_bytes()).then(|| u32::read_from_bytes(value).unwrap())
+        })
     }
 
     #[track_caller]
     pub(crate) fn wait_for_register(&mut self, offset: u64, is_done: impl Fn(u32) -> bool) {
-        let start = Instant::now();
-        while !is_done(self.read_register(offset)) {
-            assert!(start.elapsed() < TIME_OUT, "register {offset:#x}");
-        }
+        wait_until(&format!("register {offset:#x}"), || {
+            is_done(self.read_register(offset)).then_some(())
+        });
     }
 
     /// Executes a command without a control buffer.
@@ -302,8 +209,8 @@ impl<L: Link> Driver<L> {
     /// Puts an entry into the queue and rings its doorbell.
     pub(crate) fn submit(&mut self, entry: &[u8]) {
         let index = u64::from(self.submitted % DEPTH);
-        let offset = SUBMISSION - RAM + index * self.entry_bytes as u64;
-        self.ram.write_all_at(entry, offset).unwrap();
+        let address = SUBMISSION + index * self.entry_bytes as u64;
+        self.ram.store(address, entry);
         self.submitted = self.submitted.wrapping_add(1);
         self.write_register(offset::AQ_PROD_DB, self.submitted.into());
     }
@@ -311,19 +218,14 @@ impl<L: Link> Driver<L> {
     /// Waits for the next completion, which belongs to the last command.
     #[track_caller]
     pub(crate) fn completion(&mut self) -> Completion {
-        let offset = COMPLETION - RAM + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;
+        let address = COMPLETION + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;
         let phase = u8::from((self.taken / DEPTH) % 2 == 0);
-        let start = Instant::now();
+        wait_until("a completion", || {
+            let header = self.ram.load(address, 8);
+            (header[3] & 1 == phase).then_some(())
+        });
         let mut entry = [0; ENTRY_BYTES];
-        loop {
-            self.ram.read_exact_at(&mut entry[..8], offset).unwrap();
-            if entry[3] & 1 == phase {
-                break;
-            }
-            assert!(start.elapsed() < TIME_OUT, "no completion");
-            std::thread::yield_now();
-        }
-        self.ram.read_exact_at(&mut entry, offset).unwrap();
+        self.read_ram(address, &mut entry);
         let (header, answer) = CompletionHeader::read_from_prefix(&entry).unwrap();
         assert_eq!(header.command_id.get(), self.taken & 0xfff);
         let answer = answer.try_into().unwrap();
@@ -337,10 +239,10 @@ impl<L: Link> Driver<L> {
     }
 
     pub(crate) fn write_ram(&self, address: u64, data: &[u8]) {
-        self.ram.write_all_at(data, address - RAM).unwrap();
+        self.ram.store(address, data);
     }
 
     pub(crate) fn read_ram(&self, address: u64, data: &mut [u8]) {
-        self.ram.read_exact_at(data, address - RAM).unwrap();
+        data.copy_from_slice(&self.ram.load(address, data.len()));
     }
 }

@@ -18,15 +18,10 @@ use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::PEER_TIME_OUT;
 use peerbar_rig::{Daemon, DaemonCommand, new_seed};
 use rustix::process::Signal;
-use vfio_user::Client;
 
-use crate::daemon::{client, start};
-use crate::driver::Driver;
-use crate::transfers::{PAGE, QueuePairs, REGION_BYTES, everything, gid};
-use crate::two_daemons::{GONE, stop};
+use crate::transfers::REGION_BYTES;
+use crate::two_daemons::{End, GIDS, GONE, introduce, stop};
 
-/// The addresses of the two adapters.
-const GIDS: [&str; 2] = ["fe80::a", "fe80::b"];
 /// Number of requests in progress at a moment. Each has its own slot in both regions.
 const REQUESTS: u16 = 32;
 const SLOT: usize = REGION_BYTES as usize / REQUESTS as usize;
@@ -106,45 +101,6 @@ impl Moment {
     }
 }
 
-/// An adapter, its driver, and the keys of its memory region.
-struct End {
-    daemon: Daemon,
-    pairs: QueuePairs<Client>,
-    keys: (u32, u32),
-}
-
-impl End {
-    /// Starts an adapter that sends to the other one, whose queue pair is not known yet.
-    fn start(fabric: &Path, index: usize) -> Self {
-        let daemon = start(&["--fabric", fabric.to_str().unwrap(), "--gid", GIDS[index]]);
-        let mut driver = Driver::of(client(&daemon));
-        driver.bring_up();
-        let mut peer = gid(&mut driver);
-        peer[15] ^= 1;
-        let mut pairs = QueuePairs::new(driver, peer);
-        let keys = pairs.register(everything());
-        Self {
-            daemon,
-            pairs,
-            keys: (keys.local_key.get(), keys.remote_key.get()),
-        }
-    }
-
-    fn put(&self, data: &[u8]) {
-        for (page, data) in (0..).zip(data.chunks(PAGE as usize)) {
-            self.pairs.write_region(page * PAGE, data);
-        }
-    }
-
-    fn contents(&self) -> Vec<u8> {
-        let mut data = vec![0; REGION_BYTES as usize];
-        for (page, data) in (0..).zip(data.chunks_mut(PAGE as usize)) {
-            self.pairs.read_region(page * PAGE, data);
-        }
-        data
-    }
-}
-
 /// Requests in progress, and the target's content before and after them.
 struct Batch {
     operation: Operation,
@@ -191,14 +147,8 @@ impl AdapterPair {
             random,
             amid: Amid::default(),
         };
-        pair.introduce();
+        introduce(&mut pair.ends);
         pair
-    }
-
-    /// Tells each adapter's driver the queue pair of the other one.
-    fn introduce(&mut self) {
-        let [a, b] = &mut self.ends;
-        (a.pairs.peer, b.pairs.peer) = (Some(b.pairs.number()), Some(a.pairs.number()));
     }
 
     /// Posts a request for each slot, with new contents of the source.
@@ -342,7 +292,7 @@ impl AdapterPair {
         };
         self.late[index].clear();
         self.ends[index] = End::start(self.fabric.socket(), index);
-        self.introduce();
+        introduce(&mut self.ends);
     }
 
     /// Waits until all requests succeed, by either adapter. Begins with the `requester` whose

@@ -48,7 +48,7 @@ fn reset_in_progress_carries_out_no_command() {
 fn function_that_was_reset_can_be_brought_up_again() {
     let mut driver = Driver::new();
     allocate(&mut driver, Opcode::AllocPd);
-    driver.link.efa.endpoint.reset().unwrap();
+    driver.link.endpoint().reset().unwrap();
     driver.set_command(0b110);
     driver.bring_up();
     driver
@@ -61,7 +61,7 @@ fn function_that_was_reset_can_be_brought_up_again() {
 fn register_read_waits_for_the_end_of_a_reset_of_the_function() {
     let mut driver = Driver::new();
     for _ in 0..50 {
-        driver.link.efa.endpoint.reset().unwrap();
+        driver.link.endpoint().reset().unwrap();
         driver.set_command(0b110);
         driver.set_answers(crate::driver::RAM);
         assert_eq!(driver.read_register(offset::VERSION), 3);

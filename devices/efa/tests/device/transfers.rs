@@ -1,7 +1,5 @@
 //! Transfers between two queue pairs, all made by admin commands, from the view of user space.
 
-use std::time::Instant;
-
 use peerbar_efa_spec::admin::completion_queue::CreatedCq;
 use peerbar_efa_spec::admin::memory_region::{
     DeregMr, Permissions, RegMr, RegMrFlags, RegisteredMr,
@@ -15,9 +13,10 @@ use peerbar_efa_spec::work::{
     LocalBuffer, Operation, ReceiveDescriptor, ReceiveKey, RemoteBuffer, SEND_ENTRY_BYTES,
     SendControl, SendFlags, SendMeta,
 };
+use peerbar_rig::wait_until;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::driver::{DATA, Driver, Link, Local, MEMORY, TIME_OUT};
+use crate::driver::{DATA, Driver, Link, Local, MEMORY};
 use crate::objects::{allocate, completion_queue, modify_state};
 
 pub(crate) const PAGE: u64 = 4096;
@@ -178,7 +177,7 @@ impl<L: Link> QueuePairs<L> {
         let mut entry = meta.as_bytes().to_vec();
         entry.extend_from_slice(rest);
         entry.resize(SEND_ENTRY_BYTES, 0);
-        self.driver.link.write_send_queue(offset, &entry);
+        self.driver.link.write_mapped(MEMORY, offset, &entry);
         self.ring(doorbell.get(), value);
     }
 
@@ -207,19 +206,12 @@ impl<L: Link> QueuePairs<L> {
     /// Takes the next completion of a side.
     #[track_caller]
     fn completion(&mut self, side: usize) -> [u8; 16] {
-        let start = Instant::now();
-        let entry = loop {
-            if let Some(entry) = self.completion_ahead(side, 0) {
-                break entry;
-            }
-            assert!(start.elapsed() < TIME_OUT, "no completion");
-            std::thread::yield_now();
-        };
+        let entry = wait_until("a completion", || self.completion_ahead(side, 0));
         let side = &mut self.sides[side];
         side.completed += 1;
         let doorbell = side.completion_doorbell.into();
         let consumed = (side.completed & 0xffff).to_le_bytes();
-        self.driver.link.write_send_queue(doorbell, &consumed);
+        self.driver.link.write_mapped(MEMORY, doorbell, &consumed);
         entry
     }
 

@@ -1,26 +1,25 @@
 //! Two daemons at a fabric, and the survivor when the other is killed.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
-use std::sync::mpsc::channel;
-use std::thread::JoinHandle;
+use std::path::Path;
+use std::rc::Rc;
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::statistics::{GetStats, Network, kind};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::{Config, Impairment, serve};
-use peerbar_rig::Daemon;
+use peerbar_rig::{Daemon, ForeignClient, ServerThread};
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
-use tempfile::TempDir;
-use vfio_user::Client;
 use zerocopy::FromZeros;
 
 use crate::daemon::{client, start};
 use crate::driver::Driver;
 use crate::transfers::{PAGE, QueuePairs, REGION_BYTES, everything, gid};
+
+/// The addresses of the two adapters.
+pub(crate) const GIDS: [&str; 2] = ["fe80::a", "fe80::b"];
 
 /// The statuses of a request to an adapter that is gone: the fabric says so, unless the request has
 /// timed out before.
@@ -29,84 +28,68 @@ pub(crate) const GONE: [u8; 2] = [
     CompletionStatus::LocalUnresponsiveRemote as u8,
 ];
 
-/// A fabric in its own thread, until it is dropped.
-struct FabricThread {
-    folder: TempDir,
-    stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl FabricThread {
-    /// Starts a fabric that impairs nothing.
-    fn start() -> Self {
-        Self::with(Vec::new())
-    }
-
-    fn with(impairments: Vec<Impairment>) -> Self {
+/// Starts a fabric.
+fn fabric(impairments: Vec<Impairment>) -> ServerThread {
+    ServerThread::start(|path, stop, ready| {
         let config = Config {
             impairments,
             ..Config::default()
         };
-        let folder = TempDir::new().unwrap();
-        let path = folder.path().join("fabric");
-        let (stop, stopped) = UnixStream::pair().unwrap();
-        let (ready, is_ready) = channel();
-        let thread = std::thread::spawn(move || {
-            let ready = || ready.send(()).map_err(io::Error::other);
-            serve(&path, config, &stopped, ready).unwrap();
-        });
-        is_ready.recv().unwrap();
-        Self {
-            folder,
-            stop: Some(stop),
-            thread: Some(thread),
-        }
-    }
-
-    fn daemon(&self, gid: &str) -> Daemon {
-        let path = self.folder.path().join("fabric");
-        let path = path.to_str().unwrap();
-        start(&["--fabric", path, "--gid", gid])
-    }
+        serve(path, config, &stop, ready).unwrap();
+    })
 }
 
-impl Drop for FabricThread {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
-        }
-    }
+/// One of two adapters, its driver, and the keys of its memory region.
+pub(crate) struct End {
+    pub(crate) daemon: Daemon,
+    pub(crate) pairs: QueuePairs<Rc<ForeignClient>>,
+    pub(crate) keys: (u32, u32),
 }
 
-/// One of two adapters, with the keys of its memory region.
-struct End {
-    daemon: Daemon,
-    pairs: QueuePairs<Client>,
-    keys: (u32, u32),
-}
-
-/// Starts two adapters, whose queue pairs lead to each other.
-fn two(fabric: &FabricThread) -> [End; 2] {
-    let daemons = ["fe80::a", "fe80::b"].map(|gid| fabric.daemon(gid));
-    let mut drivers = daemons.each_ref().map(|daemon| {
-        let mut driver = Driver::of(client(daemon));
+impl End {
+    /// Starts an adapter that sends to the other one, whose queue pair is not known yet.
+    pub(crate) fn start(fabric: &Path, index: usize) -> Self {
+        let daemon = start(&["--fabric", fabric.to_str().unwrap(), "--gid", GIDS[index]]);
+        let mut driver = Driver::of(client(&daemon));
         driver.bring_up();
-        driver
-    });
-    let [near, far] = drivers.each_mut().map(gid);
-    let [a, b] = drivers;
-    let [mut a, mut b] = [QueuePairs::new(a, far), QueuePairs::new(b, near)];
-    (a.peer, b.peer) = (Some(b.number()), Some(a.number()));
-    let [near, far] = daemons;
-    [(near, a), (far, b)].map(|(daemon, mut pairs)| {
+        let mut peer = gid(&mut driver);
+        peer[15] ^= 1;
+        let mut pairs = QueuePairs::new(driver, peer);
         let keys = pairs.register(everything());
-        End {
+        Self {
             daemon,
             pairs,
             keys: (keys.local_key.get(), keys.remote_key.get()),
         }
-    })
+    }
+
+    /// Sets the contents of the region.
+    pub(crate) fn put(&self, data: &[u8]) {
+        for (page, data) in (0..).zip(data.chunks(PAGE as usize)) {
+            self.pairs.write_region(page * PAGE, data);
+        }
+    }
+
+    /// Returns the contents of the region.
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        let mut data = vec![0; REGION_BYTES as usize];
+        for (page, data) in (0..).zip(data.chunks_mut(PAGE as usize)) {
+            self.pairs.read_region(page * PAGE, data);
+        }
+        data
+    }
+}
+
+/// Tells each adapter's driver the queue pair of the other one.
+pub(crate) fn introduce([a, b]: &mut [End; 2]) {
+    (a.pairs.peer, b.pairs.peer) = (Some(b.pairs.number()), Some(a.pairs.number()));
+}
+
+/// Starts two adapters, whose queue pairs lead to each other.
+fn two(fabric: &ServerThread) -> [End; 2] {
+    let mut ends = [0, 1].map(|index| End::start(&fabric.socket(), index));
+    introduce(&mut ends);
+    ends
 }
 
 /// Begins an operation of the first adapter on all of the region except its last page.
@@ -121,17 +104,7 @@ fn fill(end: &End, seed: u8) -> Vec<u8> {
     let data: Vec<u8> = (0..REGION_BYTES)
         .map(|at| (at % 251) as u8 ^ seed)
         .collect();
-    for (page, data) in (0..).zip(data.chunks(PAGE as usize)) {
-        end.pairs.write_region(page * PAGE, data);
-    }
-    data
-}
-
-fn found(end: &End) -> Vec<u8> {
-    let mut data = vec![0; REGION_BYTES as usize];
-    for (page, data) in (0..).zip(data.chunks_mut(PAGE as usize)) {
-        end.pairs.read_region(page * PAGE, data);
-    }
+    end.put(&data);
     data
 }
 
@@ -140,7 +113,15 @@ fn has_mapped(end: &End, other: &End) -> bool {
     let pid = Pid::as_raw(Some(end.daemon.pid()));
     let maps = format!("/proc/{pid}/maps");
     let maps = fs::read_to_string(maps).unwrap();
-    let inode = other.pairs.driver.ram.metadata().unwrap().ino().to_string();
+    let inode = other
+        .pairs
+        .driver
+        .ram
+        .file
+        .metadata()
+        .unwrap()
+        .ino()
+        .to_string();
     maps.lines()
         .any(|line| line.split_whitespace().nth(4) == Some(&inode))
 }
@@ -155,8 +136,8 @@ pub(crate) fn stop(daemon: &Daemon) {
 
 /// Starts two daemons that have done the operation once, so that they share buffers, and that begin
 /// it again while the far one is stopped.
-fn two_amid(operation: Operation) -> (FabricThread, [End; 2]) {
-    let fabric = FabricThread::start();
+fn two_amid(operation: Operation) -> (ServerThread, [End; 2]) {
+    let fabric = fabric(Vec::new());
     let mut ends = two(&fabric);
     begin(&mut ends, operation);
     ends[0].pairs.expect_sent(CompletionStatus::Ok);
@@ -167,17 +148,17 @@ fn two_amid(operation: Operation) -> (FabricThread, [End; 2]) {
 
 #[test]
 fn two_daemons_move_payload_without_the_memory_of_each_other() {
-    let fabric = FabricThread::start();
+    let fabric = fabric(Vec::new());
     let mut ends = two(&fabric);
     let (page, rest) = (PAGE as usize, (REGION_BYTES - PAGE) as usize);
     let data = fill(&ends[0], 1);
     begin(&mut ends, Operation::RdmaWrite);
     ends[0].pairs.expect_sent(CompletionStatus::Ok);
-    assert!(found(&ends[1])[page..] == data[..rest]);
+    assert!(ends[1].contents()[page..] == data[..rest]);
     let data = fill(&ends[1], 2);
     begin(&mut ends, Operation::RdmaRead);
     ends[0].pairs.expect_sent(CompletionStatus::Ok);
-    assert!(found(&ends[0])[..rest] == data[page..]);
+    assert!(ends[0].contents()[..rest] == data[page..]);
     assert!(!has_mapped(&ends[1], &ends[0]) && !has_mapped(&ends[0], &ends[1]));
 }
 
@@ -218,7 +199,7 @@ fn network(end: &mut End) -> Network {
 fn lost_packets_are_counted_as_sent_again() {
     const WRITES: u64 = 24;
     // The lost packets follow from the seed and the packets' numbers, not from the time.
-    let fabric = FabricThread::with(vec!["*->* loss=20%".parse().unwrap()]);
+    let fabric = fabric(vec!["*->* loss=20%".parse().unwrap()]);
     let mut ends = two(&fabric);
     assert_eq!(network(&mut ends[0]), Network::new_zeroed());
     let (near, far) = (ends[0].keys, ends[1].keys);
