@@ -3,14 +3,11 @@
 // Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(clippy::unwrap_used)]
 
-use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use peerbar_dma::{
     Completer, Direction, DmaError, DmaFault, MapAccess, MemoryFile, Origin, PageTable, PeerError,
@@ -19,64 +16,26 @@ use peerbar_dma::{
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_pci::{Bar, ConfigSpace, Function};
+use peerbar_rig::{Ready, ServerThread, wait_until};
 use peerbar_switch::{CLOSING_TIME_OUT, Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 const COMMAND: u64 = 0x04;
 const DECODE_AND_MASTER: u8 = 0b110;
 
-/// A switch that ends when dropped.
-struct Switch {
-    path: PathBuf,
-    config: Config,
-    running: Option<(UnixStream, JoinHandle<()>)>,
-    _folder: tempfile::TempDir,
+/// Starts a switch.
+fn start(modes: &[(&str, LinkMode)]) -> ServerThread {
+    ServerThread::start(serve(modes))
 }
 
-impl Switch {
-    fn start(modes: &[(&str, LinkMode)]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("switch.sock");
-        let modes = modes.iter();
-        let modes = modes.map(|(name, mode)| ((*name).to_owned(), *mode));
-        let config = Config {
-            modes: modes.collect(),
-            ..Config::default()
-        };
-        let mut switch = Self {
-            path,
-            config,
-            running: None,
-            _folder: folder,
-        };
-        switch.run();
-        switch
-    }
-
-    fn run(&mut self) {
-        let (stop, watched) = UnixStream::pair().unwrap();
-        let (ready, is_ready) = channel();
-        let (at, config) = (self.path.clone(), self.config.clone());
-        let thread = std::thread::spawn(move || {
-            let ready = || ready.send(()).map_err(io::Error::other);
-            peerbar_switch::serve(&at, config, None, &watched, ready).unwrap();
-        });
-        is_ready.recv().unwrap();
-        self.running = Some((stop, thread));
-    }
-
-    fn end(&mut self) {
-        if let Some((stop, thread)) = self.running.take() {
-            drop(stop);
-            thread.join().unwrap();
-        }
-    }
-}
-
-impl Drop for Switch {
-    fn drop(&mut self) {
-        self.end();
-    }
+fn serve(modes: &[(&str, LinkMode)]) -> impl FnOnce(&Path, UnixStream, Ready) + Send + use<> {
+    let modes = modes.iter();
+    let modes = modes.map(|(name, mode)| ((*name).to_owned(), *mode));
+    let config = Config {
+        modes: modes.collect(),
+        ..Config::default()
+    };
+    |path, stop, ready| peerbar_switch::serve(path, config, None, &stop, ready).unwrap()
 }
 
 /// A function that records writes to its registers, which read as 0x5a.
@@ -184,9 +143,9 @@ const PAGES: u64 = 0x20_0000;
 
 #[test]
 fn memory_registers_and_pages_of_a_peer_are_reached() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     a.write(B + MEMORY + 0x100, &[1; 0x200]).unwrap();
@@ -233,7 +192,7 @@ impl Function for Watcher {
 
 /// Makes an endpoint "b" with only registers at `B`.
 fn with_registers<F: Function + 'static>(
-    switch: &Switch,
+    switch: &ServerThread,
     function: Arc<F>,
     registers: BarMemory,
 ) -> Endpoint<F> {
@@ -244,7 +203,7 @@ fn with_registers<F: Function + 'static>(
         Arc::new(Requester::new()),
         Arc::new(Vectors::new(1).unwrap()),
     );
-    endpoint.attach_to_switch(&switch.path, "b").unwrap();
+    endpoint.attach_to_switch(&switch.socket(), "b").unwrap();
     let configure =
         |(offset, data): (u64, &[u8])| endpoint.region_write(CONFIG_REGION, offset, data);
     let base: &[u8] = &B.to_le_bytes();
@@ -255,8 +214,8 @@ fn with_registers<F: Function + 'static>(
 
 #[test]
 fn pages_that_are_lent_are_written_without_a_message() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
     a.program(A);
     let notes = Arc::new(Notes::default());
     let file = Arc::new(MemoryFile::create("doorbells", 0x4000).unwrap());
@@ -280,8 +239,8 @@ fn pages_that_are_lent_are_written_without_a_message() {
 
 #[test]
 fn pages_with_notification_are_written_by_message() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
     a.program(A);
     let notes = Arc::new(Notes::default());
     let file = Arc::new(MemoryFile::create("doorbells", 0x4000).unwrap());
@@ -294,9 +253,9 @@ fn pages_with_notification_are_written_by_message() {
 
 #[test]
 fn register_is_written_after_the_data_of_before() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut c = Card::new(&switch.path, "c");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut c = Card::new(&switch.socket(), "c");
     let watcher = Arc::new(Watcher {
         memory: c.memory.clone(),
         seen: Mutex::default(),
@@ -317,10 +276,10 @@ fn register_is_written_after_the_data_of_before() {
 fn register_write_is_recorded_with_the_peer_that_made_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("b.flight");
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
-    let mut c = Card::new(&switch.path, "c");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
+    let mut c = Card::new(&switch.socket(), "c");
     let recorder = Recorder::create(&path, "b", Level::All).unwrap();
     b.endpoint.record_in(recorder);
     a.program(A);
@@ -359,9 +318,9 @@ fn register_write_is_recorded_with_the_peer_that_made_it() {
 
 #[test]
 fn register_of_a_closed_or_moved_window_is_not_written() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     b.configure(COMMAND, &[0, 0]);
@@ -380,10 +339,10 @@ fn register_of_a_closed_or_moved_window_is_not_written() {
 /// A flood of register writes blocks neither the function's own accesses nor another peer's.
 #[test]
 fn flood_of_register_writes_lets_guest_and_others_through() {
-    let switch = Switch::start(&[]);
-    let mut flooder = Card::new(&switch.path, "flooder");
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut flooder = Card::new(&switch.socket(), "flooder");
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     flooder.program(A);
     a.program(A + 0x1000_0000);
     b.program(B);
@@ -428,9 +387,9 @@ fn flood_of_register_writes_lets_guest_and_others_through() {
 
 #[test]
 fn more_than_one_message_holds_goes_as_several() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     let data: Vec<u8> = (0..0x3000u32).map(|i| i.to_le_bytes()[1]).collect();
@@ -449,9 +408,9 @@ fn more_than_one_message_holds_goes_as_several() {
 #[test]
 fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
     const RAM: u64 = 0x4000_0000;
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut hostile = Card::new(&switch.path, "hostile");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut hostile = Card::new(&switch.socket(), "hostile");
     let ram = MemoryFile::create("ram", 0x1000).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     a.requester
@@ -478,9 +437,9 @@ fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
 
 #[test]
 fn a_window_that_is_closed_or_moved_is_left_at_once() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     a.write(B + MEMORY, &[1; 8]).unwrap();
@@ -502,9 +461,9 @@ fn a_window_that_is_closed_or_moved_is_left_at_once() {
 
 #[test]
 fn a_requester_without_bus_mastering_reaches_no_peer() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     a.configure(COMMAND, &[0b010, 0]);
@@ -521,10 +480,10 @@ fn each_mode_of_a_link_is_the_requester_s() {
         ("c", LinkMode::Drop),
         ("d", LinkMode::Redirect),
     ];
-    let switch = Switch::start(&modes);
+    let switch = start(&modes);
     let mut devices: Vec<Card> = modes
         .iter()
-        .map(|(name, _)| Card::new(&switch.path, name))
+        .map(|(name, _)| Card::new(&switch.socket(), name))
         .collect();
     for (device, base) in devices
         .iter_mut()
@@ -551,9 +510,9 @@ fn each_mode_of_a_link_is_the_requester_s() {
 
 #[test]
 fn a_peer_that_vanishes_fails_its_partners_until_it_is_back() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     let memory = b.memory.clone();
@@ -565,28 +524,19 @@ fn a_peer_that_vanishes_fails_its_partners_until_it_is_back() {
     let mut data = [0; 8];
     memory.read(0, &mut data).unwrap();
     assert_eq!(data, [0; 8]);
-    let mut b = Card::new(&switch.path, "b");
+    let mut b = Card::new(&switch.socket(), "b");
     b.program(B);
     a.write(B + MEMORY, &[2; 8]).unwrap();
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [2; 8]);
 }
 
-/// Tries repeatedly until the condition holds.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < limit, "{what} takes too long");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn without_its_switch_an_endpoint_has_no_peers_until_it_is_back() {
-    let mut switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
-    let mut c = Card::new(&switch.path, "c");
+    let mut switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
+    let mut c = Card::new(&switch.socket(), "c");
     a.program(A);
     b.program(B);
     let moved = B + 0x2000_0000;
@@ -602,27 +552,29 @@ fn without_its_switch_an_endpoint_has_no_peers_until_it_is_back() {
     a.write(A + 0x1000_0000 + MEMORY, &[1; 8]).unwrap();
     drop(c);
     b.program(B + 0x1000_0000);
-    switch.run();
+    switch.restart(serve(&[]));
     let here = B + 0x1000_0000 + MEMORY;
-    until("the peer", || a.write(here, &[2; 8]).is_ok());
+    wait_until("the peer", || a.write(here, &[2; 8]).is_ok().then_some(()));
     let mut data = [0; 8];
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [2; 8]);
     let there = A + 0x1000_0000;
-    until("the registers", || b.write(there, &[3; 4]).is_ok());
+    wait_until("the registers", || {
+        b.write(there, &[3; 4]).is_ok().then_some(())
+    });
     assert_eq!(*a.notes.0.lock().unwrap(), [(0, vec![3; 4])]);
     let forgotten = |error: DmaError| matches!(error.cause, DmaFault::Upstream(_));
     for unclaimed in [B + MEMORY, moved] {
         let forgets = || a.write(unclaimed, &[1; 8]).is_err_and(forgotten);
-        until("forgetting", forgets);
+        wait_until("forgetting", || forgets().then_some(()));
     }
 }
 
 #[test]
 fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     let mut stalled = Session::new(a.requester.clone());
@@ -665,9 +617,9 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
 
 #[test]
 fn the_first_request_after_an_opening_goes_to_the_window() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     // An opening is answered at once, so the next request may come before the peers have learned of
     // the window.
@@ -685,9 +637,9 @@ fn the_first_request_after_an_opening_goes_to_the_window() {
 
 #[test]
 fn two_that_move_and_transfer_to_each_other_at_once_get_on() {
-    let switch = Switch::start(&[]);
-    let mut a = Card::new(&switch.path, "a");
-    let mut b = Card::new(&switch.path, "b");
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    let mut b = Card::new(&switch.socket(), "b");
     a.program(A);
     b.program(B);
     let over = Arc::new(AtomicBool::new(false));
