@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use peerbar_fabric::{Body, Gid, Incarnation, Message, PROTOCOL};
 use peerbar_host::socket_file::descriptors::{Sockets, send, wait_until};
@@ -12,8 +12,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-/// Far longer than any step takes, far shorter than a test may hang.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
+pub(crate) use peerbar_rig::TIME_OUT as LONG;
 
 /// An adapter that does nothing by itself.
 pub(crate) struct Adapter {

@@ -1,25 +1,17 @@
 //! The daemon, and an endpoint that sends any message.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use peerbar_rig::{Daemon, DaemonCommand};
-use peerbar_switch::{
-    BarBacking, BarWindow, Descriptor, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
-};
+use peerbar_rig::{Daemon, DaemonCommand, TIME_OUT as LONG, poll_until, wire};
+use peerbar_switch::{BarBacking, BarWindow, Descriptor, MAX_PACKET, Message, PROTOCOL, PortId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
-    recvmsg, sendmsg, shutdown, socket_with,
+    AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with,
 };
-
-/// Far longer than any step takes, far shorter than a test may hang.
-const LONG: Duration = Duration::from_secs(20);
 
 /// A running `peerbar-switch`.
 pub(crate) fn start(links: &[&str]) -> Daemon {
@@ -83,17 +75,7 @@ impl Endpoint {
         bytes: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> rustix::io::Result<usize> {
-        let mut space_for_rights = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space_for_rights);
-        if !descriptors.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-        }
-        sendmsg(
-            &self.socket,
-            &[IoSlice::new(bytes)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )
+        wire::send_part(&self.socket, bytes, descriptors)
     }
 
     /// Returns the next message, which must come.
@@ -176,23 +158,9 @@ impl Endpoint {
     fn next(&self, limit: Duration, flags: RecvFlags) -> Option<Message> {
         assert!(self.readable(limit), "nothing in {limit:?}");
         let mut space = vec![0; MAX_PACKET];
-        let mut space_for_rights =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
-        let mut parts = [IoSliceMut::new(&mut space)];
-        let received = recvmsg(
-            &self.socket,
-            &mut parts,
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC | flags,
-        );
-        let received = received.ok().filter(|received| received.bytes > 0)?;
-        let descriptors = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        });
-        let descriptors = descriptors.flatten().collect();
-        Some(Message::decode(&space[..received.bytes], descriptors).unwrap())
+        let received = wire::receive_part(&self.socket, &mut space, flags);
+        let (bytes, descriptors) = received.ok().filter(|(bytes, _)| *bytes > 0)?;
+        Some(Message::decode(&space[..bytes], descriptors).unwrap())
     }
 
     fn readable(&self, limit: Duration) -> bool {
@@ -209,12 +177,8 @@ pub(crate) fn wait_for_all_sent(daemon: &Daemon) {
 
 /// Waits until the daemon has logged this.
 pub(crate) fn wait_for_log(daemon: &Daemon, line: &str) {
-    let deadline = Instant::now() + LONG;
-    while !daemon.stderr().contains(line) {
-        let said = daemon.stderr();
-        assert!(Instant::now() < deadline, "no `{line}` in: {said}");
-        std::thread::yield_now();
-    }
+    let found = poll_until(|| daemon.stderr().contains(line).then_some(()));
+    assert!(found.is_some(), "no `{line}` in: {}", daemon.stderr());
 }
 
 /// Waits until some of the endpoints have a message. Returns their indexes.
