@@ -210,7 +210,7 @@ fn domain_and_bus(text: &str) -> Option<(u32, u8)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::Machine;
+    use crate::machine::{Conflict, Machine};
 
     const LOG: &str = "\
 Nov 29 10:00:00 box kernel: ACPI: PCI Root Bridge [PC01] (domain 0000 [bus 80-ff])
@@ -262,6 +262,7 @@ Nov 29 10:00:00 box kernel: ACPI: PCI Root Bridge [PC01] (domain 0000 [bus 80-ff
         assert!(gpu.provider_bar().is_some());
         let other = LOG.replace("10de:2330", "1002:740f");
         machine.add_earlier(output(&other));
-        assert_eq!(machine.gaps.len(), 1, "{:?}", machine.gaps);
+        let gpu = "81:00.0".parse().unwrap();
+        assert_eq!(machine.conflicts, [Conflict::Device(gpu)]);
     }
 }

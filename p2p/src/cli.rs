@@ -14,7 +14,6 @@ use crate::machine::{Function, Machine};
 use crate::pair::Pair;
 use crate::size::human;
 use crate::text;
-use crate::warnings;
 
 /// The largest source in bytes: pastes with a kernel's log have a few megabytes.
 const LARGEST: u64 = 64 << 20;
@@ -190,7 +189,7 @@ fn in_words(machine: &Machine, pairs: &[Pair], width: usize) -> String {
         .iter()
         .map(|pair| text::pair(machine, pair, width))
         .collect();
-    texts.join("\n") + &text::notes(&warnings::of_machine(machine), &machine.gaps, width)
+    texts.join("\n") + &text::notes(machine, width)
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {

@@ -66,7 +66,9 @@ mod xml;
 pub use address::{Address, InvalidAddress};
 pub use changes::Change;
 pub use labels::{Labels, NoSuchDevice};
-pub use machine::{Acs, Bar, Function, Host, Iommu, Kind, Link, Machine, Place, Statement};
+pub use machine::{
+    Acs, Bar, Conflict, Function, Host, Iommu, Kind, Link, Machine, Place, Statement,
+};
 pub use matrix::{Cell, Device, Matrix};
 pub use pair::{Condition, Kernel, Pair, PathHop};
 pub use peerbar_rule::Way;

@@ -26,8 +26,39 @@ pub struct Machine {
     pub is_selection: bool,
     /// The source's own statements about pairs, such as the kernel's log lines.
     pub statements: Vec<Statement>,
+    /// The contradictions in the source.
+    pub conflicts: Vec<Conflict>,
     /// The facts that the source lacks, as sentences.
     pub gaps: Vec<String>,
+}
+
+/// A contradiction in a source about the function at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Conflict {
+    /// Two outputs show different ACS control registers. The last one counts.
+    Acs(Address),
+    /// Two outputs show different devices, or different buses below a bridge. The later output does
+    /// not count.
+    Device(Address),
+    /// A file shows the function at two places. The first one counts.
+    Place(Address),
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Acs(at) => write!(
+                f,
+                "the ACS of {at} differs between two outputs; the last one counts"
+            ),
+            Self::Device(at) => write!(
+                f,
+                "a later output has another device or bus number at {at}, so it does not count"
+            ),
+            Self::Place(at) => write!(f, "the file shows {at} at two places; the first one counts"),
+        }
+    }
 }
 
 /// Processor, kernel and IOMMU of a machine.

@@ -19,6 +19,8 @@ pub struct Matrix {
     pub pairs: Vec<Cell>,
     /// Obstacles in the whole machine.
     pub warnings: Vec<String>,
+    /// The contradictions in the source.
+    pub conflicts: Vec<String>,
     /// The facts that the source lacks.
     pub gaps: Vec<String>,
 }
@@ -93,6 +95,7 @@ impl Machine {
         Matrix {
             pairs: pairs.collect(),
             warnings: warnings::of_machine(self),
+            conflicts: self.conflicts.iter().map(ToString::to_string).collect(),
             gaps: self.gaps.clone(),
             devices,
         }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use crate::address::Address;
-use crate::machine::{Acs, Function, Machine, Place};
+use crate::machine::{Acs, Conflict, Function, Machine, Place};
 
 /// The functions that one output shows.
 #[derive(Debug, Default)]
@@ -47,9 +47,7 @@ impl Machine {
             let known = self.functions.entry(address).or_default();
             if let (Acs::Control(before), Acs::Control(now)) = (known.acs, function.acs) {
                 if before != now {
-                    self.gaps.push(format!(
-                        "conflict: the ACS of {address} differs between two outputs; the last one counts"
-                    ));
+                    self.conflicts.push(Conflict::Acs(address));
                 }
             }
             function.fill_in(mem::take(known));
@@ -67,9 +65,7 @@ impl Machine {
         let Some((address, _)) = output.functions.iter().find(differs) else {
             return false;
         };
-        self.gaps.push(format!(
-            "conflict: a later output has another device or bus number at {address}, so it does not count"
-        ));
+        self.conflicts.push(Conflict::Device(*address));
         true
     }
 }
@@ -179,7 +175,9 @@ impl Function {
 
 #[cfg(test)]
 mod tests {
+    use super::Conflict;
     use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
+    use crate::{html, text};
 
     #[test]
     fn later_output_keeps_what_it_does_not_show() {
@@ -192,8 +190,30 @@ mod tests {
     #[test]
     fn two_states_of_a_port_are_a_conflict() {
         let text = two_sockets(REDIRECTS) + &two_sockets(DIRECT);
-        let conflict =
-            "conflict: the ACS of 0000:19:08.0 differs between two outputs; the last one counts";
-        assert!(machine(&text).gaps.contains(&conflict.to_owned()));
+        let conflicts = machine(&text).conflicts;
+        assert_eq!(
+            conflicts,
+            ["19:08.0", "19:09.0"].map(|port| Conflict::Acs(at(port)))
+        );
+        assert_eq!(
+            conflicts[0].to_string(),
+            "the ACS of 0000:19:08.0 differs between two outputs; the last one counts"
+        );
+    }
+
+    #[test]
+    fn conflict_and_gap_are_shown_apart() {
+        let machine = machine(&(two_sockets(REDIRECTS) + &two_sockets(DIRECT)));
+        let matrix = machine.matrix(false);
+        let sentence = machine.conflicts[0].to_string();
+        assert!(matrix.conflicts.contains(&sentence) && !matrix.gaps.contains(&sentence));
+        let text = text::matrix(&machine, &matrix, text::WIDTH);
+        assert!(
+            text.contains(&format!("\n  conflict {sentence}\n")),
+            "{text}"
+        );
+        let page = html::page(&machine, &matrix);
+        let list = format!("<p><b>Conflicts in the source</b></p><ul><li>{sentence}</li>");
+        assert!(page.contains(&list), "{page}");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use peerbar_rule::PortType;
 
 use crate::address::Address;
-use crate::machine::{Acs, Function, Machine, Place};
+use crate::machine::{Acs, Conflict, Function, Machine, Place};
 
 /// The place at which a source shows a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Machine {
     /// does not show that.
     ///
     /// Files that people have edited may show an address at two places. The first counts, so that
-    /// no bridge is ever below itself; the other becomes a gap.
+    /// no bridge is ever below itself; the other is a conflict.
     pub(crate) fn attach(&mut self, address: Address, function: Function, shown: Shown) {
         let above = |bridge: Option<Address>| bridge.map_or(Place::RootBus, Place::Below);
         let place = match shown {
@@ -67,9 +67,7 @@ impl Machine {
     }
 
     fn contradicted(&mut self, address: Address) {
-        self.gaps.push(format!(
-            "conflict: the file shows {address} at two places; the first one counts"
-        ));
+        self.conflicts.push(Conflict::Place(address));
     }
 
     /// Gives every function below a root bus its NUMA node if some of them are known, all with the

@@ -9,6 +9,7 @@ use crate::machine::{Iommu, Machine};
 use crate::matrix::{Cell, Device, Matrix};
 use crate::pair::{Kernel, Pair, PathHop};
 use crate::size::human;
+use crate::warnings;
 
 /// Why there may be no pair.
 pub(crate) const NO_PAIR: &str = "\
@@ -47,7 +48,7 @@ pub(crate) fn matrix(machine: &Machine, matrix: &Matrix, width: usize) -> String
         text.push('\n');
         text.push_str(&block("log", &refusals, width));
     }
-    text.push_str(&notes(&matrix.warnings, &matrix.gaps, width));
+    text.push_str(&notes(machine, width));
     text
 }
 
@@ -245,23 +246,21 @@ fn in_ranges(labels: &[&str]) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Returns warnings and gaps as lines.
-pub(crate) fn notes(warnings: &[String], gaps: &[String], width: usize) -> String {
-    let mut text = String::new();
-    if !warnings.is_empty() || !gaps.is_empty() {
-        text.push('\n');
+/// Returns the warnings, conflicts and gaps of the whole machine as lines, after an empty line if
+/// there are any.
+pub(crate) fn notes(machine: &Machine, width: usize) -> String {
+    let conflicts: Vec<String> = machine.conflicts.iter().map(ToString::to_string).collect();
+    let notes = [
+        block("warning", &warnings::of_machine(machine), width),
+        block("conflict", &conflicts, width),
+        block("lacking", &machine.gaps, width),
+    ]
+    .concat();
+    if notes.is_empty() {
+        notes
+    } else {
+        format!("\n{notes}")
     }
-    text.push_str(&block("warning", warnings, width));
-    let conflict = |gap: &String| gap.strip_prefix("conflict: ").map(str::to_owned);
-    let conflicts: Vec<String> = gaps.iter().filter_map(conflict).collect();
-    let lacking: Vec<String> = gaps
-        .iter()
-        .filter(|gap| conflict(gap).is_none())
-        .cloned()
-        .collect();
-    text.push_str(&block("conflict", &conflicts, width));
-    text.push_str(&block("lacking", &lacking, width));
-    text
 }
 
 /// Returns the verdicts on a pair as text, in lines of `width` columns.

@@ -89,16 +89,21 @@ fn tally(matrix: &Matrix) -> Markup {
     }
 }
 
-/// Returns the warnings and gaps of the whole machine.
+/// Returns the warnings, conflicts and gaps of the whole machine.
 fn notes(matrix: &Matrix) -> Markup {
+    let lists = [
+        ("Warnings", &matrix.warnings),
+        ("Conflicts in the source", &matrix.conflicts),
+        ("Not in the source", &matrix.gaps),
+    ];
+    let lists = lists.into_iter().filter(|(_, lines)| !lines.is_empty());
+    let lists: Vec<_> = lists.collect();
     html! {
-        @if !matrix.warnings.is_empty() || !matrix.gaps.is_empty() {
+        @if !lists.is_empty() {
             section.notes aria-label="Warnings" {
-                @for (title, lines) in [("Warnings", &matrix.warnings), ("Not in the source", &matrix.gaps)] {
-                    @if !lines.is_empty() {
-                        p { b { (title) } }
-                        ul { @for line in lines { li { (line) } } }
-                    }
+                @for (title, lines) in lists {
+                    p { b { (title) } }
+                    ul { @for line in lines { li { (line) } } }
                 }
             }
         }
