@@ -101,10 +101,15 @@ pub fn answer(options: &Options, columns: Option<u16>) -> Result<String, CliErro
             }
         }
         _ => {
-            let matrix = machine.matrix(options.all);
-            if let Some(file) = &options.html {
-                write(file, &decode::clean(&html::page(&machine, &matrix)))?;
-            }
+            let matrix = match &options.html {
+                Some(file) => {
+                    let (matrix, pairs) = machine.matrix_with_pairs(options.all);
+                    let page = html::page(&machine, &matrix, &pairs);
+                    write(file, &decode::clean(&page))?;
+                    matrix
+                }
+                None => machine.matrix(options.all),
+            };
             if options.json {
                 json(&matrix)?
             } else {

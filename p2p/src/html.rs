@@ -6,3 +6,5 @@ mod pairs;
 mod picture;
 
 pub(crate) use page::page;
+#[cfg(test)]
+pub(crate) use page::page_of;

@@ -7,8 +7,9 @@ use crate::address::Address;
 use crate::kernel;
 use crate::labels::Labels;
 use crate::machine::Machine;
+use crate::pair::Pair;
 use crate::warnings;
-use crate::wire::{self, Distance};
+use crate::wire::{self, Distance, Wire};
 
 /// The verdicts on all pairs.
 #[derive(Clone, Debug, Serialize)]
@@ -45,7 +46,7 @@ pub struct Device {
 }
 
 /// The verdicts on one pair.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
     /// The device with the memory.
     pub provider: Address,
@@ -67,6 +68,23 @@ impl Machine {
     /// Returns the verdicts on all pairs of devices of interest, or of all functions except bridges
     /// if `all` is set.
     pub fn matrix(&self, all: bool) -> Matrix {
+        self.matrix_of(all, |(client, provider)| self.cell(client, provider))
+    }
+
+    /// Returns the same, and everything about each pair in the same order. Each pair is judged once.
+    pub(crate) fn matrix_with_pairs(&self, all: bool) -> (Matrix, Vec<Pair>) {
+        let mut pairs = Vec::new();
+        let matrix = self.matrix_of(all, |(client, provider)| {
+            let pair = self.pair(client, provider);
+            let cell = Cell::of_pair(&pair);
+            pairs.push(pair);
+            cell
+        });
+        (matrix, pairs)
+    }
+
+    /// Returns the matrix with the cells that `judge` returns.
+    fn matrix_of(&self, all: bool, judge: impl FnMut(Ends) -> Cell) -> Matrix {
         let labels = Labels::of(self);
         let device = |address: &Address| -> Option<Device> {
             let function = self.function(*address)?;
@@ -85,15 +103,8 @@ impl Machine {
             .iter()
             .filter(|(_, function)| function.is_listed(all));
         let devices: Vec<Device> = listed.filter_map(|(address, _)| device(address)).collect();
-        let providers = devices.iter().filter(|device| device.is_provider);
-        let pairs = providers.flat_map(|provider| {
-            let clients = devices
-                .iter()
-                .filter(|client| client.address != provider.address);
-            clients.map(|client| self.cell(client.address, provider.address))
-        });
         Matrix {
-            pairs: pairs.collect(),
+            pairs: pairs_of(&devices).into_iter().map(judge).collect(),
             warnings: warnings::of_machine(self),
             conflicts: self.conflicts.iter().map(ToString::to_string).collect(),
             gaps: self.gaps.clone(),
@@ -104,22 +115,25 @@ impl Machine {
     /// Returns the verdicts on DMA of `client` to memory of `provider`, without reasons.
     pub fn cell(&self, client: Address, provider: Address) -> Cell {
         let verdict = kernel::verdict(self, client, provider);
+        let kernel = verdict.map(|verdict| (verdict.first.way, verdict.certain().is_none()));
         let wire = wire::wire(self, client, provider);
-        Cell {
-            provider,
-            client,
-            way: verdict.as_ref().map(|verdict| verdict.first.way),
-            is_conditional: verdict.is_some_and(|verdict| verdict.certain().is_none()),
-            distance: wire.as_ref().map(|wire| wire.distance),
-            is_redirected: wire
-                .as_ref()
-                .is_some_and(|wire| !wire.redirected_at.is_empty()),
-            is_wire_conditional: wire.is_some_and(|wire| {
-                !wire.is_distance_known
-                    || wire.redirected_at.is_empty() && !wire.unknown_at.is_empty()
-            }),
-        }
+        Cell::of_verdicts((client, provider), kernel, wire.as_ref())
     }
+}
+
+/// A client and a provider.
+type Ends = (Address, Address);
+
+/// Returns the clients of each provider among `devices`.
+fn pairs_of(devices: &[Device]) -> Vec<Ends> {
+    let providers = devices.iter().filter(|device| device.is_provider);
+    let pairs = providers.flat_map(|provider| {
+        let clients = devices
+            .iter()
+            .filter(|client| client.address != provider.address);
+        clients.map(|client| (client.address, provider.address))
+    });
+    pairs.collect()
 }
 
 /// Returns the word for a way in a table.
@@ -132,6 +146,33 @@ fn word(way: Way) -> &'static str {
 }
 
 impl Cell {
+    /// Returns the cell of a pair about which everything is known.
+    fn of_pair(pair: &Pair) -> Self {
+        let kernel = pair.kernel.as_ref();
+        let kernel = kernel.map(|kernel| (kernel.way, !kernel.conditions.is_empty()));
+        Self::of_verdicts((pair.client, pair.provider), kernel, pair.wire.as_ref())
+    }
+
+    /// Returns the cell with the kernel's way, which may be conditional, and the way on the wire.
+    fn of_verdicts(
+        (client, provider): Ends,
+        kernel: Option<(Way, bool)>,
+        wire: Option<&Wire>,
+    ) -> Self {
+        Self {
+            provider,
+            client,
+            way: kernel.map(|(way, _)| way),
+            is_conditional: kernel.is_some_and(|(_, is_conditional)| is_conditional),
+            distance: wire.map(|wire| wire.distance),
+            is_redirected: wire.is_some_and(|wire| !wire.redirected_at.is_empty()),
+            is_wire_conditional: wire.is_some_and(|wire| {
+                !wire.is_distance_known
+                    || wire.redirected_at.is_empty() && !wire.unknown_at.is_empty()
+            }),
+        }
+    }
+
     /// Returns the kernel's way in a word: `bus`, `host`, `no`; `bus?` if it is conditional, `?` if
     /// it is unknown.
     pub fn kernel_word(&self) -> String {
@@ -151,5 +192,22 @@ impl Cell {
             || "?".to_owned(),
             |distance| format!("{}{mark}", distance.word()),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::samples::{REDIRECTS, machine, two_sockets};
+
+    #[test]
+    fn cells_are_the_same_with_everything_about_their_pairs() {
+        let shown = two_sockets(REDIRECTS);
+        let hidden = shown.replace("ACSCtl", "").replace("NUMA node", "Node");
+        for text in [shown, hidden] {
+            let machine = machine(&text);
+            let (matrix, pairs) = machine.matrix_with_pairs(true);
+            assert_eq!(matrix.pairs, machine.matrix(true).pairs);
+            assert!(!pairs.is_empty() && pairs.len() == matrix.pairs.len());
+        }
     }
 }

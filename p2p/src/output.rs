@@ -212,7 +212,7 @@ mod tests {
             text.contains(&format!("\n  conflict {sentence}\n")),
             "{text}"
         );
-        let page = html::page(&machine, &matrix);
+        let page = html::page_of(&machine);
         let list = format!("<p><b>Conflicts in the source</b></p><ul><li>{sentence}</li>");
         assert!(page.contains(&list), "{page}");
     }

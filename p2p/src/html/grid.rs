@@ -110,6 +110,7 @@ fn legend(shown: &Shown<'_>) -> Markup {
 
 #[cfg(test)]
 mod tests {
+    use super::super::page_of;
     use std::fmt::Write;
 
     use crate::machine::Machine;
@@ -124,7 +125,7 @@ mod tests {
                 writeln!(text, "00:{device:02x}.{function} {what}").unwrap();
             }
             let machine = Machine::read(&text).unwrap();
-            super::super::page(&machine, &machine.matrix(false))
+            page_of(&machine)
         };
         assert!(page(32).contains("<table class=\"matrix\""));
         assert!(page(33).contains("<table class=\"matrix wrapped\""));

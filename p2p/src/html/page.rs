@@ -37,16 +37,12 @@ pub(super) struct Shown<'a> {
     pub(super) pairs: &'a [Pair],
 }
 
-/// Returns the page of the verdicts on `matrix`.
-pub(crate) fn page(machine: &Machine, matrix: &Matrix) -> String {
-    let cells = matrix.pairs.iter();
-    let pairs: Vec<Pair> = cells
-        .map(|cell| machine.pair(cell.client, cell.provider))
-        .collect();
+/// Returns the page of `matrix` and its `pairs`, which are in the same order.
+pub(crate) fn page(machine: &Machine, matrix: &Matrix, pairs: &[Pair]) -> String {
     let shown = Shown {
         machine,
         matrix,
-        pairs: &pairs,
+        pairs,
     };
     let body = html! {
         a.skip href="#matrix" { "Skip to the matrix" }
@@ -130,4 +126,11 @@ fn devices(matrix: &Matrix) -> Markup {
             }
         }
     }
+}
+
+/// Returns the page of `machine`.
+#[cfg(test)]
+pub(crate) fn page_of(machine: &Machine) -> String {
+    let (matrix, pairs) = machine.matrix_with_pairs(false);
+    page(machine, &matrix, &pairs)
 }

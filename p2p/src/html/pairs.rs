@@ -132,6 +132,7 @@ impl Route {
 
 #[cfg(test)]
 mod tests {
+    use super::super::page_of;
     use super::*;
     use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
 
@@ -171,7 +172,7 @@ mod tests {
         let page = |acs: &str| {
             let text = two_sockets(acs).replace("GV100GL", "GV100GL <b>");
             let machine = machine(&text);
-            super::super::page(&machine, &machine.matrix(false))
+            page_of(&machine)
         };
         let (direct, redirected) = (page(DIRECT), page(REDIRECTS));
         assert!(
@@ -189,7 +190,7 @@ mod tests {
     fn machine_without_pairs_has_its_devices_only() {
         let text = "01:00.0 Non-Volatile memory controller [0108]: Samsung [144d:a80a]\n";
         let machine = machine(text);
-        let page = super::super::page(&machine, &machine.matrix(false));
+        let page = page_of(&machine);
         assert!(page.contains("No pair:") && page.contains(">nvme0<"));
         assert!(!page.contains("Choose a cell"));
     }
