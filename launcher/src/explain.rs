@@ -30,7 +30,7 @@ use crate::iommu::{injected, register_writes};
 use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
-use peerbar_lab::terminal::print;
+use peerbar_lab::terminal::{columns, print};
 use peerbar_results::{Explained, Refusal};
 
 /// Message for a machine without pairs.
@@ -90,7 +90,7 @@ fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
     let explanations = explained(case, &pairs)?;
     let twin = case.scenario.twin.as_ref();
     let text = match twin.filter(|_| options.provider.is_none() && !options.json) {
-        Some(twin) if occasion.is_empty() => twin::table(twin, &explanations),
+        Some(twin) if occasion.is_empty() => twin::table(twin, &explanations, width()),
         _ => shown(&occasion, &explanations, options.json)?,
     };
     print(&text)?;
@@ -105,7 +105,7 @@ pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>)
     let pairs = pairs::all(&case.scenario);
     let explanations = pairs.iter().filter_map(|pair| Explanation::of(&case, pair));
     let explained = explanations.map(|explanation| {
-        let text = text::text(&explanation);
+        let text = text::text(&explanation, usize::MAX);
         let (title, text) = text.split_once('\n').unwrap_or((text.as_str(), ""));
         Explained {
             title: title.to_owned(),
@@ -198,6 +198,11 @@ fn named<'a>(case: &'a Case, name: &str) -> Result<DeviceSpec<'a>, Failure> {
     })
 }
 
+/// Returns the width of a terminal; lines of other output are not wrapped.
+fn width() -> usize {
+    columns().map_or(usize::MAX, usize::from)
+}
+
 fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow::Result<String> {
     if as_json {
         let text = serde_json::to_string_pretty(&json!({ "pairs": explanations }));
@@ -206,7 +211,10 @@ fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow:
     if explanations.is_empty() {
         return Ok(NOTHING.to_owned());
     }
-    let mut texts: Vec<String> = explanations.iter().map(text::text).collect();
+    let texts = explanations.iter();
+    let mut texts: Vec<String> = texts
+        .map(|explanation| text::text(explanation, width()))
+        .collect();
     if !occasion.is_empty() {
         texts.insert(0, format!("{occasion}\n"));
     }
@@ -315,7 +323,7 @@ device = "disk0"
         );
         assert_eq!(pairs, [Pair::of("disk0", "disk1")]);
         let explained = explained(&case, &pairs).unwrap();
-        let text = text::text(&explained[0]);
+        let text = text::text(&explained[0], usize::MAX);
         let wanted = "devices  over the wire, fail: 0 B direct, 0 requests failed";
         assert!(text.contains(wanted), "{text}");
     }

@@ -39,6 +39,7 @@ mod html;
 mod hwloc;
 mod kernel;
 mod labels;
+mod lines;
 mod log;
 mod lspci;
 mod lspci_tree;
@@ -66,6 +67,7 @@ mod xml;
 pub use address::{Address, InvalidAddress};
 pub use changes::Change;
 pub use labels::{Labels, NoSuchDevice};
+pub use lines::{block, wrap};
 pub use machine::{
     Acs, Bar, Conflict, Function, Host, Iommu, Kind, Link, Machine, Place, Statement,
 };

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use crate::changes::Change;
 use crate::labels::Labels;
+use crate::lines::{MARGIN, block, block_unwrapped, wrap};
 use crate::machine::{Iommu, Machine};
 use crate::matrix::{Cell, Device, Matrix};
 use crate::pair::{Kernel, Pair, PathHop};
@@ -25,8 +26,6 @@ const WIRE_LEGEND: [&str; 2] = [
     "PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node",
     "SYS: two NUMA nodes; ^: ACS redirects to the root complex",
 ];
-/// Width of the words before a block of lines.
-const MARGIN: usize = 9;
 /// Width of a text that is not for a terminal, and of a text for any wider terminal.
 pub(crate) const WIDTH: usize = 100;
 
@@ -365,44 +364,6 @@ fn path(path: &[PathHop], labels: &Labels, columns: usize) -> Vec<String> {
         format!("{name:width$}  {}{end}", cut(&hop.description, room))
     };
     names.iter().zip(path).map(line).collect()
-}
-
-/// Returns lines with a word before the first of them, each wrapped, or nothing without lines.
-fn block(word: &str, lines: &[String], width: usize) -> String {
-    let room = width.saturating_sub(MARGIN.saturating_add(2));
-    let wrapped: Vec<String> = lines
-        .iter()
-        .flat_map(|line| {
-            let parts = wrap(line, room.saturating_sub(2));
-            parts
-                .into_iter()
-                .enumerate()
-                .map(|(at, part)| if at == 0 { part } else { format!("  {part}") })
-        })
-        .collect();
-    block_unwrapped(word, &wrapped)
-}
-
-fn block_unwrapped(word: &str, lines: &[String]) -> String {
-    let words = [word].into_iter().chain(std::iter::repeat(""));
-    let line = |(word, line): (&str, &String)| format!("  {word:MARGIN$}{}\n", line.trim_end());
-    words.zip(lines).map(line).collect()
-}
-
-/// Breaks `text` between words so that no line has more than `width` characters, except for longer
-/// words.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count().saturating_add(word.chars().count()) < width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]

@@ -5,16 +5,14 @@ use super::twin;
 use peerbar_lab::count::counted;
 use peerbar_lab::size::human;
 
-/// Width of the words before a block of lines.
-const MARGIN: usize = 9;
-
-/// Returns `explanation` as lines.
-pub(crate) fn text(explanation: &Explanation) -> String {
+/// Returns `explanation` as lines of `width` columns.
+pub(crate) fn text(explanation: &Explanation, width: usize) -> String {
     let rule = &explanation.rule;
     let head = format!(
         "{} to memory of {}: {}\n",
         explanation.client, explanation.provider, rule.verdict
     );
+    let block = |word: &str, lines: &[String]| peerbar_p2p::block(word, lines, width);
     let kernel = explanation.kernel.as_ref();
     let changes = explanation.changes.iter();
     let changes = changes.map(|advice| format!("{}: {}", advice.change, advice.verdict));
@@ -38,15 +36,6 @@ pub(crate) fn text(explanation: &Explanation) -> String {
         block("change", &changes.collect::<Vec<_>>()),
     ];
     head + &blocks.concat()
-}
-
-/// Returns lines with a word before the first of them, or nothing without lines.
-fn block(word: &str, lines: &[String]) -> String {
-    let words = [word].into_iter().chain(std::iter::repeat(""));
-    let lines = words.zip(lines);
-    lines
-        .map(|(word, line)| format!("  {word:MARGIN$}{line}\n"))
-        .collect()
 }
 
 fn path(path: &[PathHop]) -> Vec<String> {
@@ -225,21 +214,29 @@ an AMD Zen or later (Linux 7.2)
   change   in [machine]: cpu = \"EPYC\": through host bridge (IOVA)
            [[switch]] name = \"switch0\", in [[nvme]] a and [[nvme]] b: below = \"switch0\": bus address
 ";
-        assert_eq!(text(&explained(2)), expected);
+        assert_eq!(text(&explained(2), usize::MAX), expected);
+    }
+
+    #[test]
+    fn narrow_terminal_has_no_longer_line() {
+        let text = text(&explained(2), 80);
+        let long = text.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(long, None, "{text}");
     }
 
     #[test]
     fn kernel_newer_than_the_rule_is_explained_with_a_note() {
         let note = "Linux 99.0 is newer than Linux ";
-        let newer = text(&explained_under("99.0.1-next", 2));
+        let text = |explanation| text(&explanation, usize::MAX);
+        let newer = text(explained_under("99.0.1-next", 2));
         assert!(newer.contains(note), "{newer}");
         assert!(newer.contains("chose map type 2, as the rule says"));
-        assert!(!text(&explained(2)).contains(note));
+        assert!(!text(explained(2)).contains(note));
     }
 
     #[test]
     fn map_type_is_read_as_the_kernel_numbers_it() {
-        let older = |map_type| text(&explained_under("6.12.117", map_type));
+        let older = |map_type| text(&explained_under("6.12.117", map_type), usize::MAX);
         assert!(older(1).contains("chose map type 1, as the rule says"));
         let line = "DISAGREES with the rule: it chose map type 2, bus address\n";
         assert!(older(2).contains(line), "{}", older(2));
@@ -251,7 +248,7 @@ an AMD Zen or later (Linux 7.2)
         let explanation = explained(3);
         assert!(explanation.disagrees());
         let line = "  kernel   DISAGREES with the rule: it chose map type 3, bus address\n";
-        let text = text(&explanation);
+        let text = text(&explanation, usize::MAX);
         assert!(text.contains(line), "{text}");
     }
 }

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use peerbar_lab::scenario::Twin;
+use peerbar_p2p::wrap;
 use peerbar_rule::Way;
 
 use super::explanation::Explanation;
@@ -24,8 +25,9 @@ struct Group<'a> {
 /// Width of a column: that of the longest verdict.
 const COLUMN: usize = 20;
 
-/// Returns the verdicts on all pairs of `twin`, and its differences from the machine.
-pub(super) fn table(twin: &Twin, explanations: &[Explanation]) -> String {
+/// Returns the verdicts on all pairs of `twin`, and its differences from the machine, in lines of
+/// `width` columns.
+pub(super) fn table(twin: &Twin, explanations: &[Explanation], width: usize) -> String {
     let mut groups: BTreeMap<Verdicts, Group<'_>> = BTreeMap::new();
     let mut clients: BTreeMap<&str, usize> = BTreeMap::new();
     for explanation in explanations {
@@ -50,12 +52,21 @@ pub(super) fn table(twin: &Twin, explanations: &[Explanation]) -> String {
     );
     for (verdicts, group) in &groups {
         text += &group.row(verdicts);
-        text += &group.pairs(&clients);
+        for line in group.pairs(&clients) {
+            text += &wrapped(&line, 4, width);
+        }
     }
     for difference in &twin.differences {
-        text += &format!("  unlike the machine: {difference}\n");
+        text += &wrapped(&format!("unlike the machine: {difference}"), 2, width);
     }
     text + "`peerbar explain PROVIDER CLIENT` explains a pair.\n"
+}
+
+/// Returns a line that is indented by `indent` columns, and more where it continues.
+fn wrapped(line: &str, indent: usize, width: usize) -> String {
+    let room = width.saturating_sub(indent).saturating_sub(2);
+    let lines = wrap(line, room).join(&format!("\n  {:indent$}", ""));
+    format!("{:indent$}{lines}\n", "")
 }
 
 /// Returns the kernel's choice if it is not the rule's.
@@ -100,21 +111,19 @@ impl Group<'_> {
     }
 
     /// Returns the pairs as lines. A provider with all of its `clients` here names none of them.
-    fn pairs(&self, clients: &BTreeMap<&str, usize>) -> String {
+    fn pairs(&self, clients: &BTreeMap<&str, usize>) -> Vec<String> {
         let is_whole = |provider: &str, here: &[&str]| clients.get(provider) == Some(&here.len());
         let (whole, parts): (Vec<_>, Vec<_>) = self
             .clients
             .iter()
             .partition(|(provider, here)| is_whole(provider, here));
-        let mut text = String::new();
-        if !whole.is_empty() {
-            let names: Vec<&str> = whole.into_iter().map(|(provider, _)| *provider).collect();
-            text += &format!("    memory of {}: DMA of all others\n", names.join(", "));
-        }
-        for (provider, here) in parts {
-            text += &format!("    memory of {provider}: DMA of {}\n", here.join(", "));
-        }
-        text
+        let names: Vec<&str> = whole.into_iter().map(|(provider, _)| *provider).collect();
+        let names = names.join(", ");
+        let whole = (!names.is_empty()).then(|| format!("memory of {names}: DMA of all others"));
+        let parts = parts
+            .into_iter()
+            .map(|(provider, here)| format!("memory of {provider}: DMA of {}", here.join(", ")));
+        whole.into_iter().chain(parts).collect()
     }
 }
 
@@ -149,7 +158,7 @@ differences = ["The guest has one NUMA node."]
 verdicts.gpu0 = { bus-address = ["near"], through-host-bridge = ["far"] }
 "#;
 
-    fn shown(kernel: Option<MapType>) -> String {
+    fn shown(kernel: Option<MapType>, width: usize) -> String {
         let scenario = Scenario::parse_interactive("x.toml".as_ref(), SCENARIO).unwrap();
         let case = Case::of_scenario(scenario).unwrap();
         let all = pairs::all(&case.scenario);
@@ -169,7 +178,7 @@ verdicts.gpu0 = { bus-address = ["near"], through-host-bridge = ["far"] }
             }
         });
         let explanations: Vec<Explanation> = explanations.collect();
-        table(case.scenario.twin.as_ref().unwrap(), &explanations)
+        table(case.scenario.twin.as_ref().unwrap(), &explanations, width)
     }
 
     #[test]
@@ -184,12 +193,19 @@ the twin of server.txt:
   unlike the machine: The guest has one NUMA node.
 `peerbar explain PROVIDER CLIENT` explains a pair.
 ";
-        assert_eq!(shown(None), expected);
+        assert_eq!(shown(None, usize::MAX), expected);
+    }
+
+    #[test]
+    fn narrow_terminal_has_no_longer_line() {
+        let text = shown(None, 30);
+        let folded = "\n  unlike the machine: The\n    guest has one NUMA node.\n";
+        assert!(text.contains(folded), "{text}");
     }
 
     #[test]
     fn kernel_that_disagrees_with_the_rule_is_marked() {
-        let text = shown(Some(MapType::NotSupported));
+        let text = shown(Some(MapType::NotSupported), usize::MAX);
         let differs = "  bus address         bus address         not supported       1  DIFFERS\n";
         assert!(text.contains(differs), "{text}");
         let other = "  through host bridge not supported       not supported       1  DIFFERS\n";
