@@ -37,7 +37,7 @@ fn sockets(layout: &Layout<'_>) -> Markup {
             g data-at=(socket.name()) { (node("root", socket.area)) }
             @for host in &socket.hosts {
                 g data-at=(host.root_bus) {
-                    (level(socket.area.right(), host.area.left, host.area.top + BAR_WIRE))
+                    (wire_to_host(layout, socket.area, host.area))
                     (node("root", host.area))
                 }
             }
@@ -45,8 +45,18 @@ fn sockets(layout: &Layout<'_>) -> Markup {
     }
 }
 
-/// Returns a group that is marked with the address of `function` and has its tooltip, if the
-/// machine is drawn in detail.
+/// Returns the wire from a socket to a host bridge, which passes above other host bridges in its line.
+fn wire_to_host(layout: &Layout<'_>, socket: Area, host: Area) -> Markup {
+    let (start, gap) = (socket.right(), layout.shape.gap);
+    if host.left <= start + gap {
+        return level(start, host.left, host.top + BAR_WIRE);
+    }
+    let above = host.top - layout.shape.row_gap / 2;
+    html! { path.wire.shared d=(format!("M{start} {above}H{}V{}", host.middle(), host.top)) {} }
+}
+
+/// Returns a group that is marked with the address of `function` and has its tooltip, if the machine
+/// is drawn in detail.
 fn part(layout: &Layout<'_>, function: &Function, content: &Markup) -> Markup {
     html! {
         @if layout.shape.is_detailed {
@@ -85,7 +95,7 @@ fn drawn_root_bus(layout: &Layout<'_>, row: &Row<'_>) -> Markup {
     let at = layout.shape.is_detailed.then_some(row.root_bus);
     html! {
         g data-at=[at] {
-            (level(layout.root_edge(), row.bar.left, row.bar.top + BAR_WIRE))
+            (level(layout.root_edge(row), row.bar.left, row.bar.top + BAR_WIRE))
             (node("root", row.bar))
         }
     }
@@ -100,7 +110,7 @@ fn drawn_port(layout: &Layout<'_>, number: usize, row: &Row<'_>) -> Markup {
         .map_or(Mark::None, |port| port.mark);
     html! {
         @match layout.above(number) {
-            None => (level(layout.root_edge(), row.port.left, at)),
+            None => (level(layout.root_edge(row), row.port.left, at)),
             Some(above) => {
                 path.wire d=(format!("M{} {}V{at}H{}", above.bar.left + BAR_WIRE / 2, above.bar.bottom(), row.port.left)) {}
             }

@@ -2,7 +2,8 @@
 //! devices on their right.
 //!
 //! A row has the devices below one switch, or all devices below root ports of one root bus.
-//! Requests cross its bar, which is the switch, or a part of the root bus, in lanes.
+//! Requests cross its bar, which is the switch, or a part of the root bus, in lanes. Root buses whose
+//! host bridges are drawn share a line if they have no switch and there is room.
 
 use std::collections::BTreeMap;
 
@@ -165,6 +166,27 @@ impl Row<'_> {
         i32::try_from(self.place.len().saturating_sub(1)).unwrap_or_default()
     }
 
+    /// Returns the left edge of the row, to which the wire from its root bus leads.
+    pub(crate) fn left(&self) -> i32 {
+        if self.port.width > 0 {
+            self.port.left
+        } else {
+            self.bar.left
+        }
+    }
+
+    /// Moves the row.
+    fn shift(&mut self, right: i32, down: i32) {
+        let devices = self.devices.iter_mut();
+        let passages = devices.filter_map(|device| device.passage.as_mut());
+        passages.for_each(|passage| *passage += right);
+        let devices = self.devices.iter_mut().map(|device| &mut device.area);
+        for area in devices.chain([&mut self.bar, &mut self.port]) {
+            area.left += right;
+            area.top += down;
+        }
+    }
+
     /// Returns the lower edge of the row, without loops below its devices.
     fn bottom(&self) -> i32 {
         self.devices
@@ -267,7 +289,7 @@ impl<'a> Layout<'a> {
             shape.trunk.max(TRUNK_LANE * (lanes_of(TRUNK) + 1)),
         );
         let host = column(after(trunk), shape.host);
-        let (mut top, mut right) = (MARGIN, 0);
+        let mut top = MARGIN;
         for (number, row) in rows.iter_mut().enumerate() {
             let columns = most.min(row.columns(&shape));
             let end = row.arrange(
@@ -277,12 +299,15 @@ impl<'a> Layout<'a> {
                 lanes_of(&lane_key(number)),
             );
             row.bar.width = row.bar.width.max(lanes_of(&words_key(number)));
-            right = right.max(row.bar.right());
             top = end + shape.row_gap;
         }
+        if host.width > 0 {
+            top = share_lines(&mut rows, &shape, after(host));
+        }
+        let right = rows.iter().map(|row| row.bar.right()).max()?;
         let height = top - shape.row_gap - MARGIN;
         Some(Self {
-            sockets: sockets(&rows, trunk, host),
+            sockets: sockets(&rows, trunk, &shape),
             shape,
             rows,
             ram: Area { height, ..ram },
@@ -308,15 +333,10 @@ impl<'a> Layout<'a> {
             .find(|row| !above.is_empty() && row.place == above)
     }
 
-    /// Returns the left end of wires to the rows: the right edge of host bridges, or of the root
+    /// Returns the left end of the wire to a row: the right edge of its host bridge, or of the root
     /// complex.
-    pub(crate) fn root_edge(&self) -> i32 {
-        let host = if self.shape.host > 0 {
-            self.shape.gap + self.shape.host
-        } else {
-            0
-        };
-        self.trunk.right() + host
+    pub(crate) fn root_edge(&self, row: &Row<'_>) -> i32 {
+        row.left() - self.shape.gap
     }
 
     /// Returns the names of the root buses.
@@ -349,9 +369,55 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns the parts of the root complex, each as high as its rows. `trunk` and `host` are the
-/// columns of the root complex and of host bridges.
-fn sockets<'a>(rows: &[Row<'a>], trunk: Area, host: Area) -> Vec<Socket<'a>> {
+/// Moves rows of root buses without a switch next to each other. `left` is the left edge of the first
+/// row in a line. Returns the top of a row below all of them.
+fn share_lines(rows: &mut [Row<'_>], shape: &Shape, left: i32) -> i32 {
+    let row_width = (shape.device + shape.gap) * i32::try_from(shape.columns).unwrap_or(1);
+    let most = left + 2 * PADDING + row_width - shape.gap;
+    let mut top = MARGIN;
+    for socket in rows.chunk_by_mut(|one, next| one.socket == next.socket) {
+        let (mut x, mut bottom) = (None, top - shape.row_gap);
+        let mut line = top;
+        for bus in socket.chunk_by_mut(|one, next| one.root_bus == next.root_bus) {
+            let Some(first) = bus.first() else { continue };
+            let is_alone = bus.len() == 1 && first.switch.is_none();
+            let (from, end) = ((first.left(), first.bar.top), first.bar.right());
+            let fits = |x: &i32| is_alone && x + end - from.0 <= most;
+            let at = x.filter(fits).unwrap_or_else(|| {
+                line = bottom + shape.row_gap;
+                left
+            });
+            let (right, down) = (at - from.0, line - from.1);
+            bus.iter_mut().for_each(|row| row.shift(right, down));
+            bottom = bus
+                .iter()
+                .map(Row::bottom)
+                .max()
+                .unwrap_or(bottom)
+                .max(bottom);
+            x = is_alone.then_some(end + right + 2 * shape.gap + shape.host);
+        }
+        // A wire passes above the first line.
+        if let Some(rail) = rail(socket, shape) {
+            socket.iter_mut().for_each(|row| row.shift(0, rail));
+            bottom += rail;
+        }
+        top = bottom + shape.row_gap;
+    }
+    top
+}
+
+/// Returns the height of the space for a wire above the first line of a socket's rows, or `None` if
+/// only one host bridge is in that line.
+fn rail(rows: &[Row<'_>], shape: &Shape) -> Option<i32> {
+    let first = rows.first()?;
+    let is_beside = |row: &Row<'_>| row.bar.top == first.bar.top && row.root_bus != first.root_bus;
+    rows.iter().any(is_beside).then_some(shape.row_gap)
+}
+
+/// Returns the parts of the root complex, each as high as its rows. `trunk` is the column of the root
+/// complex.
+fn sockets<'a>(rows: &[Row<'a>], trunk: Area, shape: &Shape) -> Vec<Socket<'a>> {
     let span = |rows: &[Row<'_>], column: Area| {
         let top = rows.first().map_or(0, |row| row.bar.top);
         let bottom = rows.iter().map(Row::bottom).max().unwrap_or(top);
@@ -364,15 +430,26 @@ fn sockets<'a>(rows: &[Row<'a>], trunk: Area, host: Area) -> Vec<Socket<'a>> {
     let socket = |rows: &[Row<'a>]| {
         let hosts = rows.chunk_by(|one, next| one.root_bus == next.root_bus);
         let hosts = hosts.filter_map(|rows| {
+            let first = rows.first()?;
+            let host = Area {
+                left: first.left() - shape.gap - shape.host,
+                width: shape.host,
+                ..Area::default()
+            };
             Some(HostPosition {
-                root_bus: rows.first()?.root_bus,
+                root_bus: first.root_bus,
                 area: span(rows, host),
             })
         });
+        let (area, rail) = (span(rows, trunk), rail(rows, shape).unwrap_or(0));
         Some(Socket {
             node: rows.first()?.socket,
             hosts: hosts.collect(),
-            area: span(rows, trunk),
+            area: Area {
+                top: area.top - rail,
+                height: area.height + rail,
+                ..area
+            },
         })
     };
     rows.chunk_by(|one, next| one.socket == next.socket)
@@ -518,6 +595,85 @@ mod tests {
             wide.height
         );
         assert_eq!(names(&wide).concat().len(), 24);
+    }
+
+    /// Returns two sockets with eight root buses each, and one or two devices on a bus.
+    fn many_root_buses() -> Vec<Function> {
+        let mut functions = Vec::new();
+        for bus in 0..16_u16 {
+            for number in 0..1 + bus % 2 {
+                let port = format!("0000:{bus:x}0:0{number}.0");
+                let root_bus = format!("pci0000:{bus:x}0");
+                functions.push(bridge(&port, &root_bus, Port::Root));
+                let address = format!("0000:{bus:x}{}:00.0", number + 1);
+                functions.push(device(&format!("device{bus}-{number}"), &address, &port));
+            }
+            let added = functions.iter_mut().rev().take(4);
+            added.for_each(|function| function.socket = Some(bus / 8));
+        }
+        functions
+    }
+
+    #[test]
+    fn many_root_buses_share_lines() {
+        let functions = many_root_buses();
+        let shape = |columns| Shape {
+            is_detailed: true,
+            host: 80,
+            device: 100,
+            device_height: 46,
+            port_height: 16,
+            wire: 8,
+            gap: 10,
+            row_gap: 14,
+            lanes: 0,
+            columns,
+            ..SHAPE
+        };
+        let wide = Layout::of(&functions, shape(8), &Lanes::new()).unwrap();
+        assert!(
+            wide.width < 1400 && wide.height < 900,
+            "{} x {}",
+            wide.width,
+            wide.height
+        );
+        let narrow = Layout::of(&functions, shape(2), &Lanes::new()).unwrap();
+        assert!(narrow.width < 600, "{}", narrow.width);
+        for layout in [wide, narrow] {
+            assert_eq!(layout.sockets.len(), 2);
+            let hosts = layout.sockets.iter().map(|socket| socket.hosts.len());
+            assert_eq!(hosts.collect::<Vec<_>>(), [8, 8]);
+            let boxes: Vec<Area> = layout
+                .rows
+                .iter()
+                .flat_map(|row| {
+                    row.devices
+                        .iter()
+                        .map(|device| device.area)
+                        .chain([row.bar])
+                })
+                .chain(layout.sockets.iter().flat_map(|socket| {
+                    let hosts = socket.hosts.iter().map(|host| host.area);
+                    hosts.chain([socket.area])
+                }))
+                .collect();
+            for (number, one) in boxes.iter().enumerate() {
+                assert!(
+                    one.left >= 0 && one.right() <= layout.width && one.bottom() <= layout.height
+                );
+                let overlaps = |other: &&Area| {
+                    one.left < other.right()
+                        && other.left < one.right()
+                        && one.top < other.bottom()
+                        && other.top < one.bottom()
+                };
+                assert_eq!(
+                    boxes.iter().skip(number + 1).find(overlaps),
+                    None,
+                    "{one:?}"
+                );
+            }
+        }
     }
 
     #[test]
