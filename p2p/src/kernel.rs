@@ -62,7 +62,7 @@ impl fmt::Display for Assumption {
                 let ports: Vec<String> = ports.iter().map(Address::to_string).collect();
                 write!(f, "ACS redirects at {}", ports.join(" or "))
             }
-            Self::OlderThan(release) => write!(f, "the kernel is older than Linux {release}"),
+            Self::OlderThan(release) => write!(f, "the kernel is older than Linux {release:#}"),
             Self::Trusted => f.write_str("the processor is an AMD Zen or later"),
             Self::Listed(buses) => write!(
                 f,

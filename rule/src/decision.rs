@@ -264,10 +264,7 @@ impl MapType {
 /// `PCI_P2PDMA_MAP_NONE` before them (Linux include/linux/pci-p2pdma.h, earlier
 /// include/linux/dma-map-ops.h, `enum pci_p2pdma_map_type`).
 fn numbers(kernel: Release) -> [u32; 3] {
-    const WITH_NONE: Release = Release {
-        major: 6,
-        minor: 16,
-    };
+    const WITH_NONE: Release = Release::new(6, 16);
     match kernel >= WITH_NONE {
         true => [2, 3, 4],
         false => [1, 2, 3],

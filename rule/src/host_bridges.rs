@@ -21,9 +21,12 @@ const GOOGLE: u16 = 0x1ae0;
 const NVIDIA: u16 = 0x10de;
 
 const OLD: Release = Release::OLDEST;
-const V7_1: Release = Release { major: 7, minor: 1 };
-const V7_2: Release = Release { major: 7, minor: 2 };
-const V7_3: Release = Release { major: 7, minor: 3 };
+const V7_1: Release = Release::new(7, 1);
+const V7_1_3: Release = Release {
+    patch: 3,
+    ..Release::new(7, 1)
+};
+const V7_3: Release = Release::new(7, 3);
 
 const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release) -> Entry {
     Entry {
@@ -37,10 +40,12 @@ const fn entry(vendor: u16, device: Option<u16>, same_only: bool, since: Release
 /// The table of Linux 7.3.4, with the release that added each entry. No two entries match one
 /// device.
 ///
-/// The tables of 6.1.192 and 6.12.117 are equal, and so are those of 7.2.6, 7.2.12 and 7.2.13. The
-/// commits 70cf146a674c (7.1), 0ba76b19fd4c (7.2) and 894a78088fc3 (7.3) made the additions. The
-/// stable release 7.1.3 has those of 7.2, too. Zhaoxin's host bridges (f7c220404700) came after
-/// 7.3.
+/// The commits 70cf146a674c (7.1), 0ba76b19fd4c (7.2) and 894a78088fc3 (7.3) made the additions, of
+/// which the stable release 7.1.3 took over the second. Zhaoxin's host bridges (f7c220404700) came
+/// after 7.3. Read in the sources of 6.1.192, 6.12.117, 7.2.6, 7.2.12 and 7.2.13, and in Debian's
+/// images of 6.18.15, of eight releases from 6.19.6 to 7.0.13, of 7.1.3, 7.1.7, 7.1.8 and 7.1.13, of
+/// 7.2.6 and 7.2.11: no other stable release of them has an addition. 7.1.1 and 7.1.2, which were not
+/// to be had, count as without.
 const ENTRIES: [Entry; 25] = [
     // Xeon E5, v3 of E5 and E7.
     entry(INTEL, Some(0x3c00), true, OLD),
@@ -57,16 +62,16 @@ const ENTRIES: [Entry; 25] = [
     entry(INTEL, Some(0x09a2), false, OLD),
     entry(GOOGLE, None, false, V7_1),
     // Accelerators that are alone on one of Intel's root buses: DSA and IAA, then QAT.
-    entry(INTEL, Some(0x0b25), false, V7_2),
-    entry(INTEL, Some(0x0cfe), false, V7_2),
-    entry(INTEL, Some(0x11fb), false, V7_2),
-    entry(INTEL, Some(0x1212), false, V7_2),
-    entry(INTEL, Some(0x1216), false, V7_2),
-    entry(INTEL, Some(0x4940), false, V7_2),
-    entry(INTEL, Some(0x4942), false, V7_2),
-    entry(INTEL, Some(0x4944), false, V7_2),
-    entry(INTEL, Some(0x4946), false, V7_2),
-    entry(INTEL, Some(0x4948), false, V7_2),
+    entry(INTEL, Some(0x0b25), false, V7_1_3),
+    entry(INTEL, Some(0x0cfe), false, V7_1_3),
+    entry(INTEL, Some(0x11fb), false, V7_1_3),
+    entry(INTEL, Some(0x1212), false, V7_1_3),
+    entry(INTEL, Some(0x1216), false, V7_1_3),
+    entry(INTEL, Some(0x4940), false, V7_1_3),
+    entry(INTEL, Some(0x4942), false, V7_1_3),
+    entry(INTEL, Some(0x4944), false, V7_1_3),
+    entry(INTEL, Some(0x4946), false, V7_1_3),
+    entry(INTEL, Some(0x4948), false, V7_1_3),
     // NVIDIA Vera Rubin.
     entry(NVIDIA, Some(0x2f95), false, V7_3),
     entry(NVIDIA, Some(0x2f96), false, V7_3),
@@ -127,12 +132,15 @@ mod tests {
         ];
         for (since, vendor, devices) in [
             (V7_1, GOOGLE, &[0, 0x1234, 0xffff][..]),
-            (V7_2, INTEL, &accelerators),
+            (V7_1_3, INTEL, &accelerators),
             (V7_3, NVIDIA, &[0x2f95, 0x2f96, 0x2f97, 0x2f98]),
         ] {
-            let before = Release {
-                minor: since.minor - 1,
-                ..since
+            let before = match since.patch {
+                0 => Release::new(since.major, since.minor - 1),
+                patch => Release {
+                    patch: patch - 1,
+                    ..since
+                },
             };
             for device in devices.iter().copied() {
                 let id = DeviceId { vendor, device };
@@ -149,10 +157,7 @@ mod tests {
     fn oldest_entries_are_in_every_list() {
         let within = [0x3c00, 0x3c01, 0x2f00, 0x2f01].map(|device| (device, true));
         let across = [0x2030, 0x2031, 0x2032, 0x2033, 0x2020, 0x09a2].map(|device| (device, false));
-        let older = Release {
-            major: 5,
-            minor: 19,
-        };
+        let older = Release::new(5, 19);
         for (device, same) in within.into_iter().chain(across) {
             for kernel in [older, Release::OLDEST, V7_1, Release::NEWEST] {
                 assert_eq!(same_only(INTEL, device, kernel), Some(same), "{device:#x}");

@@ -17,7 +17,7 @@
 //! | 6.11 | `pci=config_acs=`, with errors until 6.15 | [`Release::has_config_acs`], [`Release::may_keep_acs_redir`] |
 //! | 6.16 | numbers of map types | [`MapType::number`] |
 //! | 6.17 | error of a refused transfer of an NVMe disk | [`Release::refusal_of_nvme`] |
-//! | 7.1, 7.2, 7.3 | host bridges | [`DeviceId::listed_since`] |
+//! | 7.1, 7.1.3, 7.2, 7.3 | host bridges | [`DeviceId::listed_since`] |
 //!
 //! Sources read: Debian's 6.1.192, 6.12.95, 6.12.117, 7.2.6, 7.2.12, 7.2.13, 7.3-rc7 and 7.3.4.
 //! Releases without a source here lie between two whose functions are equal, and the changes above

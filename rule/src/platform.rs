@@ -77,38 +77,40 @@ pub struct Release {
     pub major: u32,
     /// Second number.
     pub minor: u32,
+    /// Third number, of a stable release.
+    pub patch: u32,
 }
 
 impl Release {
+    /// Returns the mainline release with these numbers.
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self {
+            major,
+            minor,
+            patch: 0,
+        }
+    }
+
     /// The oldest release that this crate covers: the first in which a program can get memory of a
     /// device for its own transfers.
-    pub const OLDEST: Self = Self { major: 6, minor: 2 };
+    pub const OLDEST: Self = Self::new(6, 2);
 
     /// The newest release that this crate covers.
-    pub const NEWEST: Self = Self { major: 7, minor: 3 };
+    pub const NEWEST: Self = Self::new(7, 3);
 
     /// The first release with `pci=config_acs=`.
-    const CONFIG_ACS: Self = Self {
-        major: 6,
-        minor: 11,
-    };
+    const CONFIG_ACS: Self = Self::new(6, 11);
     /// The first release without the errors of [`Self::may_keep_acs_redir`].
-    const CONFIG_ACS_FIXED: Self = Self {
-        major: 6,
-        minor: 15,
-    };
+    const CONFIG_ACS_FIXED: Self = Self::new(6, 15);
     /// The first release whose NVMe driver maps data without a scatterlist.
-    const NVME_MAPS_REQUESTS: Self = Self {
-        major: 6,
-        minor: 17,
-    };
+    const NVME_MAPS_REQUESTS: Self = Self::new(6, 17);
 
     /// Returns the later releases that this crate knows, the oldest first.
     pub fn later(self) -> impl Iterator<Item = Self> {
         let series = [(6, 19), (7, Self::NEWEST.minor)];
         let all = series
             .into_iter()
-            .flat_map(|(major, last)| (0..=last).map(move |minor| Self { major, minor }));
+            .flat_map(|(major, last)| (0..=last).map(move |minor| Self::new(major, minor)));
         all.filter(move |release| *release > self)
     }
 
@@ -117,7 +119,9 @@ impl Release {
     pub fn caveat(self) -> Option<String> {
         let (age, covered) = match self {
             old if old < Self::OLDEST => ("older", format!("{}, the oldest", Self::OLDEST)),
-            new if new > Self::NEWEST => ("newer", format!("{}, the newest", Self::NEWEST)),
+            new if Self::new(new.major, new.minor) > Self::NEWEST => {
+                ("newer", format!("{}, the newest", Self::NEWEST))
+            }
             _ => return None,
         };
         Some(format!(
@@ -156,16 +160,26 @@ impl Release {
     /// Parses the output of `uname -r`: `7.2.12+deb13-amd64`, `6.13.0-rc4`. Returns `None` if it
     /// does not start with two numbers.
     pub fn parse(text: &str) -> Option<Self> {
-        let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+        let is_end = |c: char| !c.is_ascii_digit() && c != '.';
+        let mut numbers = text.split(is_end).next()?.split('.');
         let major = numbers.next()?.parse().ok()?;
         let minor = numbers.next()?.parse().ok()?;
-        Some(Self { major, minor })
+        let patch = numbers.next().and_then(|patch| patch.parse().ok());
+        Some(Self {
+            patch: patch.unwrap_or(0),
+            ..Self::new(major, minor)
+        })
     }
 }
 
 impl fmt::Display for Release {
+    /// Writes the first two numbers, and with `{:#}` also the third one of a stable release.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
+        write!(f, "{}.{}", self.major, self.minor)?;
+        match f.alternate() && self.patch > 0 {
+            true => write!(f, ".{}", self.patch),
+            false => Ok(()),
+        }
     }
 }
 
@@ -175,20 +189,27 @@ mod tests {
 
     #[test]
     fn release_is_parsed_from_its_first_two_numbers() {
-        let release = |major, minor| Some(Release { major, minor });
-        assert_eq!(Release::parse("7.2.12+deb13-amd64"), release(7, 2));
+        let release = |major, minor| Some(Release::new(major, minor));
+        let stable = Release::parse("7.2.12+deb13-amd64").unwrap();
+        assert_eq!((stable.major, stable.minor, stable.patch), (7, 2, 12));
+        assert_eq!(
+            (format!("{stable}"), format!("{stable:#}")),
+            ("7.2".into(), "7.2.12".into())
+        );
+        assert_eq!(Release::parse("6.8.0-45-generic"), release(6, 8));
         assert_eq!(Release::parse("6.13-rc1"), release(6, 13));
         assert_eq!(Release::parse("7"), None);
         assert_eq!(Release::parse("next.1"), None);
-        assert!(release(6, 13) < release(7, 0));
+        assert!(release(6, 13) < release(7, 0) && release(7, 2) < Some(stable));
     }
 
     #[test]
     fn release_that_is_not_covered_has_a_caveat() {
-        let caveat = |major, minor| Release { major, minor }.caveat();
+        let caveat = |major, minor| Release::new(major, minor).caveat();
         for (major, minor) in [(6, 2), (6, 12), (6, 19), (7, 0), (7, 3)] {
             assert_eq!(caveat(major, minor), None);
         }
+        assert_eq!(Release::parse("7.3.4").unwrap().caveat(), None);
         for (major, minor, begins) in [
             (
                 6,
@@ -224,7 +245,7 @@ mod tests {
             (6, 17, true, false, 22),
             (7, 3, true, false, 22),
         ] {
-            let release = Release { major, minor };
+            let release = Release::new(major, minor);
             assert_eq!(release.has_config_acs(), config_acs, "{release}");
             assert_eq!(release.may_keep_acs_redir(), may_keep, "{release}");
             assert_eq!(release.refusal_of_nvme(), errno, "{release}");

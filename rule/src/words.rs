@@ -91,7 +91,7 @@ fn why_up(ascent: &Ascent, tree: &PciTree) -> String {
 /// Returns the words for a kernel's list on which a host bridge known by `id` is not.
 fn list_without(id: DeviceId) -> String {
     match id.listed_since() {
-        Some(release) => format!("the kernel's list before Linux {release}"),
+        Some(release) => format!("the kernel's list before Linux {release:#}"),
         None => "the kernel's list".to_owned(),
     }
 }

@@ -112,10 +112,7 @@ pub(super) mod tests {
         assert!(objection(&unseen).is_some());
         unseen.unwatched = Some("no kprobes".to_owned());
         assert_eq!(objection(&unseen), None);
-        let older = Release {
-            major: 6,
-            minor: 12,
-        };
+        let older = Release::new(6, 12);
         let ruled = Some((MapType::NotSupported, older));
         let message = chosen(MapType::NotSupported).objection(Iommu::None, ruled);
         assert_eq!(

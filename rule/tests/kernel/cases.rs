@@ -264,9 +264,9 @@ fn refusal_of_an_older_kernel_names_the_release_that_lists_the_bridge() {
     let google = id(0x1ae0, 0x1);
     let (tree, pair) = root_ports([google, google]);
     let mut platform = platform(INTEL);
-    platform.kernel = Release { major: 7, minor: 1 };
+    platform.kernel = Release::new(7, 1);
     assert!(decided(&tree, &platform, pair).verdict.is_supported());
-    platform.kernel = Release { major: 7, minor: 0 };
+    platform.kernel = Release::new(7, 0);
     let refused = decided(&tree, &platform, pair);
     assert!(!refused.verdict.is_supported());
     assert_eq!(
@@ -279,7 +279,7 @@ fn refusal_of_an_older_kernel_names_the_release_that_lists_the_bridge() {
 fn zen_is_trusted_and_redirection_seen_in_every_release() {
     let (tree, pair) = one_switch(Some(AcsControl(0x04)));
     for (major, minor) in [(6, 2), (6, 12), (6, 19), (7, 0), (7, 3)] {
-        let kernel = Release { major, minor };
+        let kernel = Release::new(major, minor);
         let verdict = |cpu| {
             let platform = Platform {
                 kernel,
@@ -301,7 +301,7 @@ fn map_types_have_the_numbers_of_their_release() {
         (6, 16, [2, 3, 4]),
         (7, 3, [2, 3, 4]),
     ] {
-        platform.kernel = Release { major, minor };
+        platform.kernel = Release::new(major, minor);
         for (map_type, number, translates) in [
             (MapType::NotSupported, refused, false),
             (MapType::BusAddress, bus, false),

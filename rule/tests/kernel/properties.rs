@@ -53,7 +53,7 @@ fn sketches() -> impl Strategy<Value = Sketch> {
 
 fn platforms() -> impl Strategy<Value = Platform> {
     let vendor = prop_oneof![Just(Vendor::Amd), Just(Vendor::Intel), Just(Vendor::Other)];
-    let kernel = (6..8u32, 0..20u32).prop_map(|(major, minor)| Release { major, minor });
+    let kernel = (6..8u32, 0..20u32).prop_map(|(major, minor)| Release::new(major, minor));
     (vendor, 0x10..0x20u32, any::<bool>(), kernel).prop_map(
         |(vendor, family, translates, kernel)| Platform {
             cpu: Cpu { vendor, family },
