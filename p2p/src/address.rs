@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 /// have more than 16 bits.
 ///
 /// The port above a device, if a source does not show it, has the address of [`Address::port_above`]:
-/// `the port above 0000:3b:00.0`.
+/// `the port above 0000:3b:00.0`. A device of a source without addresses has a name in the place of its
+/// address, such as `GPU0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -48,14 +49,44 @@ const PORT_ABOVE: &str = "the port above ";
 /// Marks the domain of such a port. Linux's domains are positive numbers of 32 bits with a sign.
 const NOT_SHOWN: u32 = 1 << 31;
 
+/// Marks the domain of a function without an address.
+const NAMED: u32 = 1 << 30;
+/// The names of such functions, without their numbers, by their bus numbers.
+const NAMES: [(u8, &str); 6] = [
+    (GPU, "GPU"),
+    (ADAPTER, "NIC"),
+    (GPU + SWITCH, "the switch above GPU"),
+    (ADAPTER + SWITCH, "the switch above NIC"),
+    (GPU + UPPER_SWITCH, "the upper switch above GPU"),
+    (ADAPTER + UPPER_SWITCH, "the upper switch above NIC"),
+];
+/// Bus numbers of such devices. Bus 0 may be a root bus.
+const GPU: u8 = 1;
+const ADAPTER: u8 = 2;
+/// Added to the bus number of a device, these give that of a switch above it.
+const SWITCH: u8 = 2;
+const UPPER_SWITCH: u8 = 4;
+
 fn parse(text: &str) -> Option<Address> {
+    parse_named(text).or_else(|| parse_address(text))
+}
+
+fn parse_named(text: &str) -> Option<Address> {
+    let is_number = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
+    NAMES.into_iter().find_map(|(bus, name)| {
+        let number = text.strip_prefix(name).filter(is_number)?;
+        Some(Address::named(bus, number.parse().ok()?))
+    })
+}
+
+fn parse_address(text: &str) -> Option<Address> {
     let (place, function) = text.split_once('.')?;
     let mut parts = place.rsplit(':');
     let device = hex(parts.next()?, 1..=2)?;
     let bus = hex(parts.next()?, 2..=2)?;
     let domain = parts.next().map_or(Some(0), |part| hex(part, 4..=8))?;
     let address = Address {
-        domain: Some(domain).filter(|domain| domain_not_shown(*domain).is_none())?,
+        domain: Some(domain).filter(|domain| domain & (NOT_SHOWN | NAMED) == 0)?,
         bus: u8::try_from(bus).ok()?,
         device: u8::try_from(device).ok().filter(|device| *device < 32)?,
         function: u8::try_from(hex(function, 1..=1)?)
@@ -94,6 +125,58 @@ impl Address {
         }
     }
 
+    fn named(bus: u8, number: u8) -> Self {
+        Self {
+            domain: NAMED,
+            bus,
+            device: number,
+            function: 0,
+        }
+    }
+
+    /// Returns the address that stands for a GPU of a source without addresses.
+    pub(crate) fn named_gpu(number: u8) -> Self {
+        Self::named(GPU, number)
+    }
+
+    /// Returns the address that stands for a network adapter of a source without addresses.
+    pub(crate) fn named_adapter(number: u8) -> Self {
+        Self::named(ADAPTER, number)
+    }
+
+    /// Returns the address that stands for the switch above such a device, or for a switch above that
+    /// one.
+    pub(crate) fn named_switch(self, is_upper: bool) -> Self {
+        let kind = if is_upper { UPPER_SWITCH } else { SWITCH };
+        Self {
+            bus: self.bus.saturating_add(kind),
+            ..self
+        }
+    }
+
+    /// Returns domain and number that stand for the root bus above such a device.
+    pub(crate) fn root_bus_above(self) -> (u32, u8) {
+        let Self {
+            domain,
+            bus,
+            device,
+            ..
+        } = self;
+        (domain | NOT_SHOWN | u32::from(bus), device)
+    }
+
+    /// Returns the device below the root bus for which `bus` stands.
+    pub(crate) fn below_root_bus((domain, number): (u32, u8)) -> Option<Self> {
+        let bus = domain_not_shown(domain)?.checked_sub(NAMED)?;
+        Some(Self::named(u8::try_from(bus).ok()?, number))
+    }
+
+    /// Returns `true` for a function of a source without addresses, except the ports that it does not
+    /// show.
+    pub(crate) fn is_named(self) -> bool {
+        self.domain & (NOT_SHOWN | NAMED) == NAMED
+    }
+
     /// Returns `true` if a source does not show the function: the address is that of
     /// [`Address::port_above`].
     pub fn is_not_shown(self) -> bool {
@@ -118,9 +201,13 @@ impl fmt::Display for Address {
             Some(domain) => (PORT_ABOVE, domain),
             None => ("", *domain),
         };
-        f.pad(&format!(
-            "{prefix}{domain:04x}:{bus:02x}:{device:02x}.{function}"
-        ))
+        let name = NAMES
+            .iter()
+            .find(|(known, _)| domain == NAMED && known == bus);
+        f.pad(&match name {
+            Some((_, name)) => format!("{prefix}{name}{device}"),
+            None => format!("{prefix}{domain:04x}:{bus:02x}:{device:02x}.{function}"),
+        })
     }
 }
 
@@ -170,6 +257,25 @@ mod tests {
     }
 
     #[test]
+    fn name_stands_for_the_address_of_a_device() {
+        for name in [
+            "GPU0",
+            "NIC17",
+            "the switch above GPU3",
+            "the port above the upper switch above NIC2",
+        ] {
+            let address: Address = name.parse().unwrap();
+            assert_eq!(address.to_string(), name);
+        }
+        let adapter = Address::named_adapter(1);
+        assert_eq!(
+            adapter.named_switch(false).to_string(),
+            "the switch above NIC1"
+        );
+        assert!(adapter.is_named() && !adapter.port_above().is_named());
+    }
+
+    #[test]
     fn other_texts_are_refused() {
         for text in [
             "",
@@ -181,6 +287,10 @@ mod tests {
             "+b:00.0",
             "0:0:3b:00.0",
             "80000000:3b:00.0",
+            "40000000:01:00.0",
+            "GPU",
+            "GPU+1",
+            "GPU256",
             "the port above 3b:00",
         ] {
             assert!(text.parse::<Address>().is_err(), "{text}");

@@ -26,8 +26,8 @@ pub struct Options {
     #[arg(num_args = 2, value_names = ["CLIENT", "PROVIDER"])]
     pub pair: Vec<String>,
     /// Read another machine: from a file with pasted output of `lspci -vvv`, a topology file of NCCL,
-    /// RCCL or hwloc (`lstopo FILE.xml`), a dump of `rdma_topo`, or one of --save; from a folder with
-    /// a copy of its `sys` and `proc`; `-` reads the input.
+    /// RCCL or hwloc (`lstopo FILE.xml`), a dump of `rdma_topo`, the output of `nvidia-smi topo -m`, or
+    /// one of --save; from a folder with a copy of its `sys` and `proc`; `-` reads the input.
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
     /// Save what is needed to repeat the verdict elsewhere, without serial numbers, MAC addresses

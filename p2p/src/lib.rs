@@ -59,6 +59,7 @@ mod shape;
 mod size;
 mod sysfs;
 mod text;
+mod topo;
 mod tree;
 mod warnings;
 mod wire;

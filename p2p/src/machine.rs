@@ -43,6 +43,8 @@ pub enum Conflict {
     Device(Address),
     /// A file shows the function at two places. The first one counts.
     Place(Address),
+    /// A table shows distances of the device that cannot all be true. It has no place then.
+    Distance(Address),
 }
 
 impl fmt::Display for Conflict {
@@ -57,6 +59,10 @@ impl fmt::Display for Conflict {
                 "a later output has another device or bus number at {at}, so it does not count"
             ),
             Self::Place(at) => write!(f, "the file shows {at} at two places; the first one counts"),
+            Self::Distance(at) => write!(
+                f,
+                "the distances of {at} contradict those of other devices, so they do not count"
+            ),
         }
     }
 }
@@ -144,6 +150,8 @@ pub struct Function {
     pub dma_bits: Option<u32>,
     /// NUMA node.
     pub numa_node: Option<u16>,
+    /// The first device below its root bus, which stands for that bus in a source without addresses.
+    pub root_bus: Option<Address>,
     /// IOMMU group.
     pub iommu_group: Option<u32>,
     /// The mode of its IOMMU group.
@@ -385,8 +393,14 @@ impl Machine {
     }
 
     /// Returns the bus that the function at `address` is on. The bus of a port that the source does
-    /// not show is unknown; its NUMA node stands for it, or 255 if that is unknown, too.
+    /// not show is unknown; a device or its NUMA node stands for it, or 255 if that is unknown, too.
     fn bus(&self, address: Address) -> (u32, u8) {
+        let root_bus = self
+            .function(address)
+            .and_then(|function| function.root_bus);
+        if let Some(first) = root_bus {
+            return first.root_bus_above();
+        }
         let node = || {
             let node = self.function(address)?.numa_node?;
             u8::try_from(node).ok()

@@ -119,6 +119,7 @@ impl Function {
             relaxed_ordering,
             dma_bits,
             numa_node,
+            root_bus,
             iommu_group,
             iommu,
             driver,
@@ -147,7 +148,7 @@ impl Function {
             iommu,
             driver
         );
-        fill_in!(p2pmem);
+        fill_in!(p2pmem, root_bus);
         if self.place == Place::Unknown {
             self.place = place;
         }

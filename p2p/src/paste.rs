@@ -7,6 +7,7 @@ use crate::lspci;
 use crate::lspci_tree;
 use crate::machine::Machine;
 use crate::names;
+use crate::topo;
 
 /// Reads `text` into `machine`.
 pub(crate) fn read(text: &str, machine: &mut Machine) {
@@ -17,6 +18,9 @@ pub(crate) fn read(text: &str, machine: &mut Machine) {
     machine.add_earlier(boot_log::output(&text));
     guess_classes(machine);
     machine.attach_by_bus_numbers();
+    if machine.functions.is_empty() {
+        topo::read(&text, machine);
+    }
     machine.infer_port_types();
     machine.describe_by_id();
     machine.spread_numa_nodes();

@@ -26,7 +26,7 @@ pub enum ReadError {
     /// The text has no PCI device.
     #[error(
         "no PCI device found: expected the output of `lspci -vvv`, best as root, a file of `peerbar p2p --save`, \
-         a topology file of NCCL, RCCL or hwloc, or a dump of `rdma_topo`"
+         a topology file of NCCL, RCCL or hwloc, a dump of `rdma_topo`, or the output of `nvidia-smi topo -m`"
     )]
     NoDevice,
     /// The file of a tool has no PCI device.
@@ -60,8 +60,8 @@ impl Machine {
         Ok(sysfs::read(root)?)
     }
 
-    /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` among
-    /// other lines, a topology file of NCCL, RCCL or hwloc, or a dump of `rdma_topo`.
+    /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` or
+    /// `nvidia-smi topo -m` among other lines, a topology file of NCCL, RCCL or hwloc, or a dump of `rdma_topo`.
     ///
     /// # Errors
     ///

@@ -41,6 +41,7 @@ impl Machine {
                 place: above(bridge),
                 class: Some(0x0604),
                 numa_node: function.numa_node,
+                root_bus: function.root_bus,
                 ..Function::default()
             };
             let known = self.functions.entry(address.port_above()).or_insert(port);

@@ -105,8 +105,11 @@ impl Tree {
     }
 }
 
-/// Returns the name of a root bus in sysfs, or that of its NUMA node if the source does not show it.
+/// Returns the name of a root bus in sysfs, or that of the device or the NUMA node that stands for it.
 pub(crate) fn root_bus_name((domain, bus): (u32, u8)) -> String {
+    if let Some(device) = Address::below_root_bus((domain, bus)) {
+        return format!("the root bus above {device}");
+    }
     match (domain_not_shown(domain), bus) {
         (None, _) => format!("pci{domain:04x}:{bus:02x}"),
         (Some(_), u8::MAX) => "an unknown NUMA node".to_owned(),

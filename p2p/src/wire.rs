@@ -217,6 +217,9 @@ impl Wire {
         };
         let mut text = match &self.summit {
             Summit::Device if self.redirected_at.is_empty() => "stays in the device".to_owned(),
+            Summit::Bridge(bridge) if self.redirected_at.is_empty() && bridge.is_named() => {
+                format!("stays below {bridge}")
+            }
             Summit::Bridge(bridge) if self.redirected_at.is_empty() => {
                 let is_port = machine
                     .function(*bridge)

@@ -201,6 +201,8 @@ impl Row<'_> {
                 .name
                 .clone()
                 .unwrap_or_else(|| format!("switch {}", short(&switch.address))),
+            // A source that does not show the bus has words in the place of its name.
+            None if self.root_bus.contains(' ') => "root bus".to_owned(),
             // Like an address, without the first domain.
             None => {
                 let bus = self.root_bus.strip_prefix("pci0000:");

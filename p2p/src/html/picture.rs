@@ -160,6 +160,7 @@ fn functions(shown: &Shown<'_>) -> Vec<Function> {
             port,
             name: match device {
                 Some(device) => Some(device.label.clone()),
+                None if address.is_named() => Some("switch".to_owned()),
                 None => domain_not_shown(address.domain).map(|_| NOT_SHOWN.to_owned()),
             },
             words: vec![

@@ -65,6 +65,13 @@ mod tests {
 [11.20] nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not share
 ";
 
+    const TOPO: &str = "\
+GPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV18\tPIX\t0-55\t0
+GPU1\tNV18\t X \tSYS\t56-111\t1
+NIC0\tPIX\tSYS\t X \n  NIC0: mlx5_0
+";
+
     #[test]
     fn every_seed_shows_a_machine() {
         for (name, text) in [
@@ -72,6 +79,7 @@ mod tests {
             ("tree", TREE),
             ("dump", DUMP),
             ("log", LOG),
+            ("topo", TOPO),
         ] {
             Seed::default()
                 .bytes(text.as_bytes())
