@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
     use crate::iommu::Iommu;
-    use crate::scenario::AttachPoint;
+    use crate::scenario::{AcsPorts, AttachPoint};
 
     fn verdict(scenario: &Scenario, provider: &str, client: &str) -> MapType {
         let tree = pci_tree(scenario);
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn an_iommu_makes_switch_ports_with_acs_redirect() {
         let mut demo = Scenario::demo().unwrap();
-        demo.switches[0].acs = true;
+        demo.switches[0].acs = AcsPorts::All(true);
         let outcome = |demo: &Scenario| {
             let topology = Topology::of(demo);
             let disk = topology.devices().next().unwrap();

@@ -544,7 +544,7 @@ mod tests {
 
     use super::*;
     use crate::iommu::Iommu;
-    use crate::scenario::{AttachPoint, Scenario};
+    use crate::scenario::{AcsPorts, AttachPoint, Scenario};
     use crate::size::Size;
 
     fn arguments(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> String {
@@ -685,7 +685,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     #[test]
     fn switch_ports_with_acs_are_root_ports() {
         let mut scenario = Scenario::demo().unwrap();
-        scenario.switches[0].acs = true;
+        scenario.switches[0].acs = AcsPorts::All(true);
         let text = arguments(&scenario, &[]);
         let port = "\npcie-root-port,id=switch0.disk0,bus=switch0,chassis=2,slot=2\n";
         assert!(text.contains(port), "{text}");

@@ -3,6 +3,7 @@
 //! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. Their results are
 //! consistent as a whole. Inconsistent input is rejected, with the line of the mistake.
 
+mod acs;
 mod attach;
 mod builder;
 mod bus_numbers;
@@ -41,6 +42,25 @@ mod twin;
 mod user_drivers;
 mod validate;
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use peerbar_dma::LinkSpeed;
+use peerbar_fault::Rule;
+use peerbar_flight::Level;
+use peerbar_nvme::PollPolicy;
+use peerbar_report::{
+    Check, CheckTable, HostFolder, Inventory, Module, Mount, Plan, Rdma, way_out,
+};
+use peerbar_switch::LinkMode;
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::DeTable;
+
+pub use acs::AcsPorts;
 pub use attach::AttachPoint;
 pub use builder::{GpuBuilder, NicBuilder, NvmeBuilder, ScenarioBuilder};
 pub use bus_numbers::first_buses;
@@ -58,6 +78,464 @@ pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
 pub use share::Share;
 pub use twin::{ProviderVerdicts, Twin};
+
+use check::Endpoints;
+
+use crate::firmware::Firmware;
+use crate::guest_access::GuestAccess;
+use crate::guest_files::GuestFile;
+use crate::iommu::Iommu;
+use crate::module_sources::ModuleSources;
+use crate::size::Size;
+
+const DEMO: &str = include_str!("../../scenarios/demo.toml");
+
+/// A valid scenario.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Its name, which is suitable for a folder.
+    pub name: String,
+    /// The file that it was read from; paths in it are relative to that.
+    pub path: PathBuf,
+    /// The text that it was read from.
+    pub text: String,
+    /// Time limit of the guest.
+    pub timeout: Duration,
+    /// Factor for the time limits of checks without an explicit limit.
+    slowness: u32,
+    /// The virtual machine around the devices.
+    pub machine: Machine,
+    /// Names of the host bridges in addition to the machine's own.
+    pub host_bridges: Vec<String>,
+    /// Amount that the devices record: everything if the records are examined.
+    pub recording: Level,
+    /// The PCIe switches.
+    pub switches: Vec<Switch>,
+    /// The NVMe controllers.
+    pub nvmes: Vec<Nvme>,
+    /// The GPUs.
+    pub gpus: Vec<Gpu>,
+    /// The RDMA network adapters.
+    pub nics: Vec<Nic>,
+    /// The fabric that joins them, if there is one.
+    pub fabric: Option<RdmaNetwork>,
+    /// Kernel modules that are loaded before the first check.
+    pub modules: Vec<Module>,
+    /// Folders that modules are built from, which are loaded after those.
+    pub module_sources: Vec<ModuleSources>,
+    /// Set if the guest gets the tools root.
+    pub tools: bool,
+    /// Debian packages of the tools root in addition to the default ones.
+    pub packages: Vec<String>,
+    /// Set if udevd runs in the tools root.
+    pub udev: bool,
+    /// Files of the host that the guest gets, in the tools root.
+    pub files: Vec<GuestFile>,
+    /// Folders of the host that the guest mounts in the tools root.
+    pub shares: Vec<Share>,
+    /// Set if the guest takes requests after the checks.
+    pub interactive: bool,
+    /// Set if the output of commands and programs is reported while they run.
+    pub live: bool,
+    /// Access of the host that lets it start programs in the guest; see [`Scenario::give_access`].
+    pub access: Option<GuestAccess>,
+    /// The real machine that it imitates, if it is a twin.
+    pub twin: Option<Twin>,
+    /// The checks, in order.
+    pub checks: Vec<Check>,
+    /// Set if it has the programs for an end of an RDMA check across guests: see [`GuestGroup`].
+    pub rdma_ends: bool,
+    /// Programs of the host's that checks run.
+    pub programs: Vec<HostProgram>,
+    /// The scenario's name for each of them, if it has one.
+    pub labels: Vec<Option<String>>,
+}
+
+/// The virtual machine around the devices.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// CPU model, as for `-cpu`.
+    pub cpu: String,
+    /// Guest RAM in bytes.
+    pub memory: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// Bytes of the RAM that the kernel sets aside for huge pages.
+    pub hugepages: u64,
+    /// The firmware, which starts the kernel, if QEMU has it.
+    pub firmware: Firmware,
+    /// The IOMMU.
+    pub iommu: Iommu,
+    /// Parameters for the guest's kernel beyond ours.
+    pub kernel_parameters: String,
+    /// Expected findings of the sanitizer, if that watches all DMA.
+    pub sanitize: Option<Sanitize>,
+    /// Set if some device offers address translation services, so that the IOMMU must, too.
+    pub ats: bool,
+    /// Set if it has QEMU's virtio-gpu, whose memory is the guest's.
+    pub virtio_gpu: bool,
+    /// Set if it has QEMU's user network.
+    pub network: bool,
+    /// Set if it has a port for the kernel's trace events.
+    pub trace: bool,
+}
+
+/// A PCIe switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// Its name.
+    pub name: String,
+    /// Its place: never below another switch.
+    pub attach: AttachPoint,
+    /// Its ports that have Access Control Services.
+    pub acs: AcsPorts,
+}
+
+/// An NVMe controller.
+#[derive(Clone, Debug)]
+pub struct Nvme {
+    /// Name in the scenario, serial number in the guest, identifier in QEMU.
+    pub name: String,
+    /// Ours or QEMU's.
+    pub model: Model,
+    /// Its place.
+    pub attach: AttachPoint,
+    /// The switch's treatment of its requests to peers.
+    pub link: LinkMode,
+    /// Speed of its link.
+    pub link_speed: LinkSpeed,
+    /// Set if it offers address translation services.
+    pub ats: bool,
+    /// Its settings, without the files that a run makes.
+    pub config: peerbar_nvme::Config,
+    /// Its Persistent Memory Region.
+    pub pmr: Option<Pmr>,
+    /// Size of the first namespace in bytes.
+    pub disk_bytes: u64,
+    /// Its namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// The faults that are injected into its operations.
+    pub faults: Vec<Rule>,
+    /// Set if its DMA counts in the traffic of all devices.
+    pub counted: bool,
+}
+
+/// A Persistent Memory Region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pmr {
+    /// Size in bytes, a power of two.
+    pub bytes: u64,
+    /// The file for its contents, created if it is missing. Without one they are lost after the
+    /// run.
+    pub file: Option<PathBuf>,
+}
+
+/// A model of an NVMe controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Model {
+    /// Ours, served by a `peerbar-nvme`.
+    #[default]
+    Peerbar,
+    /// QEMU's own, to compare with: it routes nothing below a switch, and keeps no record of its DMA.
+    Qemu,
+}
+
+/// Storage of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Namespace {
+    /// Zeroed memory of this number of bytes, gone with the run.
+    Ram(u64),
+    /// No storage, of this number of bytes: reads transfer nothing, writes are dropped.
+    Null(u64),
+    /// A raw image of this number of bytes, made for the run and gone with it.
+    Image(u64),
+    /// A raw image of the user's.
+    File {
+        /// The image.
+        path: PathBuf,
+        /// Size in bytes with which a missing image is created.
+        create: Option<u64>,
+    },
+}
+
+impl Scenario {
+    /// Path of the built-in scenario below the project, as its messages name it.
+    pub const DEMO_PATH: &str = "scenarios/demo.toml";
+
+    /// A scenario to begin with, which has every key; inactive ones follow a `#`.
+    pub const TEMPLATE: &str = include_str!("scenario/template.toml");
+
+    /// Reads a scenario file, or the shipped one of a bare name. Paths of images in it are relative to its folder.
+    pub fn load(path: &Path) -> Result<Self, ScenarioError> {
+        let path = &catalogue::resolve(path);
+        Self::parse(path, file_text(path)?)
+    }
+
+    /// Returns the built-in demo.
+    pub fn demo() -> Result<Self, ScenarioError> {
+        Self::parse(Path::new(Self::DEMO_PATH), DEMO.to_owned())
+    }
+
+    /// Reads a scenario's text, which messages say to be from `path`.
+    pub fn parse(path: &Path, text: String) -> Result<Self, ScenarioError> {
+        Self::read(path, text, false)
+    }
+
+    /// Does the work of [`Scenario::load`] for a [`crate::Lab`]: it needs no checks, because
+    /// requests can follow.
+    pub fn load_interactive(path: &Path) -> Result<Self, ScenarioError> {
+        let path = &catalogue::resolve(path);
+        Self::parse_interactive(path, file_text(path)?)
+    }
+
+    /// Does the work of [`Scenario::parse`] for a [`crate::Lab`]: it needs no checks, because
+    /// requests can follow.
+    pub fn parse_interactive(path: &Path, text: impl Into<String>) -> Result<Self, ScenarioError> {
+        Self::read(path, text.into(), true)
+    }
+
+    /// Reads the lines of a `[[check]]` table for the devices of this scenario.
+    pub fn check(&self, lines: &str) -> Result<Check, ScenarioError> {
+        const HEADER: &str = "[[check]]\n";
+        let text = format!("{HEADER}{lines}\n");
+        let located = |problem: error::Problem| {
+            let (line, message) = problem.without_header(HEADER.len()).with_line(lines);
+            ScenarioError::Check { line, message }
+        };
+        let read = || -> Result<Check, error::Problem> {
+            let document = DeTable::parse(&text)?;
+            let tables = CheckTable::all(document.get_ref())?;
+            let table = tables.into_iter().next();
+            let table = table.ok_or_else(|| error::Problem::new(0..0, "no check"))?;
+            Ok(table.read(&self.inventory())?)
+        };
+        read().map_err(located)
+    }
+
+    /// Returns everything that checks can name.
+    pub fn inventory(&self) -> Inventory {
+        let devices = Endpoints {
+            nvmes: &self.nvmes,
+            gpus: &self.gpus,
+            nics: &self.nics,
+        };
+        check::inventory(devices, &self.machine, self.tools, self.timeout)
+    }
+
+    fn read(path: &Path, text: String, interactive: bool) -> Result<Self, ScenarioError> {
+        let read = || -> Result<Self, error::Problem> {
+            let document = DeTable::parse(&text)?;
+            group::refuse(document.get_ref())?;
+            Self::of_document(document, path, interactive)
+        };
+        let scenario = read().map_err(|problem| problem.locate(path.to_owned(), text.as_str()))?;
+        Ok(Self { text, ..scenario })
+    }
+
+    /// Reads a document from `path`; the text is not set.
+    fn of_document(
+        document: Spanned<DeTable<'_>>,
+        path: &Path,
+        interactive: bool,
+    ) -> Result<Self, error::Problem> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let file = file::File::read(&document)?;
+        let checks = CheckTable::all(document.get_ref())?;
+        let mut scenario = validate::scenario(file, checks, folder, interactive)?;
+        scenario.path = path.to_owned();
+        Ok(scenario)
+    }
+
+    /// Replaces the number of workers and the poll policy of our disks, where one is given.
+    pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
+        let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
+        for nvme in self.nvmes.iter_mut().filter(own) {
+            let config = &mut nvme.config;
+            config.workers = workers.unwrap_or(config.workers);
+            config.poll = poll.unwrap_or(config.poll);
+        }
+    }
+
+    /// Keeps the checks that have one of these names in the report, or all if there are no names.
+    ///
+    /// # Errors
+    /// An unknown name, with the list of names.
+    pub fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        demand_known_checks(names, &self.check_names())?;
+        self.keep_checks(names);
+        Ok(())
+    }
+
+    /// Returns the names that its checks have in the report.
+    pub fn check_names(&self) -> Vec<String> {
+        let labels = self.labels.iter().map(Option::as_ref);
+        let names = self.checks.iter().zip(labels);
+        names
+            .map(|(check, label)| label.cloned().unwrap_or_else(|| check.name()))
+            .collect()
+    }
+
+    /// Keeps the checks with one of these names.
+    fn keep_checks(&mut self, names: &[String]) {
+        let known = self.check_names();
+        let wanted = |name: &String| names.contains(name);
+        self.programs.retain(|program| wanted(&program.name));
+        let mut keep = known.iter().map(wanted);
+        self.checks.retain(|_| keep.next().unwrap_or(false));
+        let mut keep = known.iter().map(wanted);
+        self.labels.retain(|_| keep.next().unwrap_or(false));
+    }
+
+    /// Records every command and DMA, and traces the guest's kernel, for `peerbar trace`.
+    pub fn trace(&mut self) {
+        self.machine.trace = true;
+        self.recording = Level::All;
+    }
+
+    /// Lets the host start programs in the guest, which takes requests after the checks then.
+    pub fn give_access(&mut self, access: GuestAccess) {
+        self.tools = true;
+        self.interactive = true;
+        self.access = Some(access);
+    }
+
+    /// Returns the names of the devices whose server a check has killed.
+    pub(crate) fn losable(&self) -> BTreeSet<String> {
+        let lost = self.checks.iter().filter_map(Check::kills);
+        lost.map(str::to_owned).collect()
+    }
+
+    /// Returns the plan for the guest's agent.
+    pub fn plan(&self) -> Plan {
+        let Inventory {
+            nvmes, gpus, nics, ..
+        } = self.inventory();
+        Plan {
+            modules: self.modules.clone(),
+            devices: nvmes,
+            gpus,
+            nics,
+            one_switch: self.is_one_switch(),
+            tools: self.tools,
+            layers: Vec::new(),
+            udev: self.udev,
+            network: self.machine.network,
+            shares: self.mounts(),
+            check_seconds: self.check_seconds(),
+            live: self.live || self.checks.iter().any(Check::is_shown),
+            interactive: self.interactive,
+            trace: self.machine.trace,
+            exec: self.access.as_ref().map(|access| access.permission),
+            iommu_faults: Iommu::fault_texts().map(str::to_owned).collect(),
+            checks: self.checks.clone(),
+        }
+    }
+
+    /// Returns the host's folders that the guest mounts.
+    fn mounts(&self) -> Vec<Mount> {
+        let shares = self.shares.iter().enumerate();
+        let mounts = shares.map(|(index, share)| Mount {
+            tag: Mount::tag(index),
+            at: share.at.clone(),
+            folder: match share.writable {
+                true => HostFolder::ReadWrite,
+                false => HostFolder::ReadOnly,
+            },
+        });
+        mounts.collect()
+    }
+
+    /// Returns the scenario's name for check `number`, counted from 1, if it has one.
+    pub fn label(&self, number: u32) -> Option<&str> {
+        let index = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.labels.get(index)?.as_deref()
+    }
+
+    /// Returns the time limit of a check: the agent must abandon a hung check, and say so, before
+    /// the launcher abandons the guest.
+    pub(crate) fn check_seconds(&self) -> u32 {
+        let half = self.timeout.as_secs().div_ceil(2);
+        let most = Plan::CHECK_SECONDS.saturating_mul(self.slowness);
+        u32::try_from(half).map_or(most, |half| half.min(most))
+    }
+
+    /// Sets another time limit. A longer one is for a slow machine or kernel: it raises the limits
+    /// of checks without an explicit limit by the same factor.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        let times = timeout.as_secs() / self.timeout.as_secs().max(1);
+        self.slowness = u32::try_from(times).unwrap_or(u32::MAX).max(1);
+        self.timeout = timeout;
+    }
+
+    /// Returns the files that the guest gets from the host: those that the scenario lists, and the
+    /// programs of its checks.
+    pub fn guest_files(&self) -> Vec<GuestFile> {
+        let programs = self.programs.iter();
+        let brought = programs.map(|program| program.brought.clone());
+        let files = self.files.iter().cloned().chain(brought);
+        let of_ends = if self.rdma_ends { Rdma::PROGRAMS } else { &[] };
+        let own = self.checks.iter().flat_map(Check::programs).chain(of_ends);
+        files.chain(program::of_project(own.copied())).collect()
+    }
+
+    /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when
+    /// it needs them.
+    pub fn initramfs_modules(&self) -> Vec<String> {
+        let own = self.modules.iter().map(|module| module.name.as_str());
+        let tools = ["9p", "9pnet_virtio"].into_iter().filter(|_| self.tools);
+        let access = ["vmw_vsock_virtio_transport"].into_iter();
+        let tools = tools.chain(access.filter(|_| self.access.is_some()));
+        let checks = self.checks.iter();
+        let checks = checks.flat_map(|check| check.modules_on_demand().iter().copied());
+        let mut names: Vec<String> = Vec::new();
+        for name in own.chain(tools).chain(checks) {
+            if !names.iter().any(|known| known == name) {
+                names.push(name.to_owned());
+            }
+        }
+        names
+    }
+}
+
+fn demand_known_checks(names: &[String], known: &[String]) -> anyhow::Result<()> {
+    for name in names {
+        anyhow::ensure!(
+            known.contains(name),
+            "no check is named `{name}`: {}",
+            way_out(name, known.iter().map(String::as_str))
+        );
+    }
+    Ok(())
+}
+
+fn file_text(path: &Path) -> Result<String, ScenarioError> {
+    read_text(path).map_err(|source| {
+        let path = path.to_owned();
+        let reason = match source.kind() {
+            ErrorKind::NotFound => return catalogue::missing(&path),
+            ErrorKind::IsADirectory => "it is a folder: name a file".to_owned(),
+            ErrorKind::InvalidData => "it is not UTF-8".to_owned(),
+            ErrorKind::FileTooLarge => format!("it is larger than {}", Size(catalogue::LARGEST)),
+            _ => source.to_string(),
+        };
+        ScenarioError::Unreadable { path, reason }
+    })
+}
+
+/// Reads a file, or a pipe, whose text is not larger than a scenario may be.
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = Vec::new();
+    let most = catalogue::LARGEST.saturating_add(1);
+    let length = File::open(path)?.take(most).read_to_end(&mut text)?;
+    if length as u64 == most {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    String::from_utf8(text).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+}
 
 #[cfg(test)]
 mod tests {

@@ -119,7 +119,7 @@ impl<'a> Topology<'a> {
             AttachPoint::Switch(switch) => (
                 port_id(switch, below),
                 switch.as_str(),
-                match scenario.has_acs(switch) {
+                match scenario.has_acs(switch, below) {
                     true => FunctionKind::AcsPort(slot),
                     false => FunctionKind::DownstreamPort(slot),
                 },

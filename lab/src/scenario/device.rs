@@ -111,10 +111,10 @@ impl Scenario {
         nvmes.chain(gpus).chain(nics)
     }
 
-    /// Returns `true` if the ports of this switch have Access Control Services.
-    pub(crate) fn has_acs(&self, switch: &str) -> bool {
+    /// Returns `true` if the port of this switch above `device` has Access Control Services.
+    pub(crate) fn has_acs(&self, switch: &str, device: &str) -> bool {
         let mut switches = self.switches.iter();
-        switches.any(|known| known.name == switch && known.acs)
+        switches.any(|known| known.name == switch && known.acs.has(device))
     }
 
     /// Returns `true` if all devices are below one switch, which routes between them.
@@ -122,10 +122,11 @@ impl Scenario {
         let first = self.devices().next();
         first
             .and_then(|device| device.attach().switch())
-            .filter(|switch| !self.has_acs(switch))
             .is_some_and(|switch| {
                 self.devices().all(|device| {
-                    device.attach().switch() == Some(switch) && device.link() == LinkMode::Route
+                    device.attach().switch() == Some(switch)
+                        && device.link() == LinkMode::Route
+                        && !self.has_acs(switch, device.name())
                 })
             })
     }

@@ -9,6 +9,8 @@ use serde::de::IgnoredAny;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
+use super::Model;
+use super::acs::AcsPorts;
 use super::error::Problem;
 use super::sanitize::{self, Sanitize};
 use super::settings::Settings;
@@ -133,8 +135,7 @@ pub(super) struct HostBridgeTable {
 pub(super) struct SwitchTable {
     pub(super) name: Spanned<String>,
     pub(super) below: Option<Spanned<String>>,
-    #[serde(default)]
-    pub(super) acs: bool,
+    pub(super) acs: Option<Spanned<AcsPorts>>,
 }
 
 /// An NVMe controller, served by a separate process. Its [`Settings`] are further keys.

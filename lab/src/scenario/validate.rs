@@ -10,6 +10,7 @@ use peerbar_flight::Level;
 use peerbar_report::{Check, CheckTable, Inventory};
 use toml::Spanned;
 
+use super::acs;
 use super::attach::AttachPoints;
 use super::bus_numbers;
 use super::check::{Endpoints, inventory};
@@ -36,6 +37,7 @@ use super::share;
 use super::share::Share;
 use super::together;
 use super::user_drivers;
+use super::{AttachPoint, Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Share, Switch};
 use crate::guest_files::GuestFile;
 use crate::module_sources::ModuleSources;
 use peerbar_report::Module;
@@ -190,7 +192,12 @@ impl AttachedDevices {
         let mut nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
         nic::number(nics.iter_mut());
         let fabric = fabric(file.fabric.take(), &nics)?;
-        let switches = switches(take(&mut file.switch), points)?;
+        let devices = nvmes
+            .iter()
+            .map(|nvme| (nvme.name.as_str(), &nvme.attach))
+            .chain(gpus.iter().map(|gpu| (gpu.name.as_str(), &gpu.attach)))
+            .chain(nics.iter().map(|nic| (nic.name.as_str(), &nic.attach)));
+        let switches = switches(take(&mut file.switch), points, devices)?;
         Ok(Self {
             switches,
             nvmes,
@@ -309,15 +316,17 @@ fn attach_points(
     })
 }
 
-fn switches(
+fn switches<'a>(
     tables: Vec<SwitchTable>,
     attach_points: &AttachPoints,
+    devices: impl Iterator<Item = (&'a str, &'a AttachPoint)> + Clone,
 ) -> Result<Vec<Switch>, Problem> {
     let switches = tables.into_iter().map(|table| {
+        let name = table.name.into_inner();
         Ok(Switch {
-            name: table.name.into_inner(),
+            acs: acs::ports(table.acs, &name, devices.clone())?,
             attach: attach_points.of_switch(table.below)?,
-            acs: table.acs,
+            name,
         })
     });
     switches.collect()

@@ -7,7 +7,7 @@ use super::case::{Case, decide_in};
 use super::pairs::Pair;
 use peerbar_lab::cpu;
 use peerbar_lab::pci_tree::pci_tree;
-use peerbar_lab::scenario::{AttachPoint, DeviceSpec, Scenario, Switch};
+use peerbar_lab::scenario::{AcsPorts, AttachPoint, DeviceSpec, Scenario, Switch};
 
 /// A model whose root complexes Linux trusts.
 const TRUSTED_CPU: &str = "EPYC";
@@ -101,7 +101,7 @@ fn one_switch(scenario: &Scenario, pair: &Pair) -> Option<(Scenario, String)> {
         scenario.switches.push(Switch {
             name: name.to_owned(),
             attach: AttachPoint::Root,
-            acs: false,
+            acs: AcsPorts::default(),
         });
     }
     move_pair(&mut scenario, pair, &below);

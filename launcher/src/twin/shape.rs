@@ -1,9 +1,8 @@
 //! The places of the devices: host bridges and switches.
 //!
-//! A scenario has one level of switches, whose ports either all have Access Control Services or
-//! none. Linux decides by two facts only: a bridge that is above both devices, and ports up to it
-//! that redirect. So two devices get one switch if no port between them and a common bridge
-//! redirects, apart from the ports right above the two.
+//! A scenario has one level of switches. Linux decides by two facts only: a bridge that is above both
+//! devices, and ports up to it that redirect. So two devices get one switch if no port between them
+//! and a common bridge redirects, apart from the ports right above the two.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,12 +27,11 @@ pub(super) struct Switch {
     /// The bridge of the machine that it stands for.
     pub(super) at: Address,
     pub(super) below: Option<String>,
-    /// Its ports redirect.
-    pub(super) acs: bool,
+    /// The devices below it.
+    pub(super) devices: Vec<String>,
+    /// Those whose ports redirect.
+    pub(super) redirected: Vec<String>,
 }
-
-/// The bridge that a switch stands for, and whether the ports below it redirect.
-type SwitchKey = (Address, bool);
 
 impl Shape {
     /// Returns the shape with `devices`, whose ways to a root bus are known.
@@ -48,20 +46,25 @@ impl Shape {
             .map(|bus| (*bus, bridge_name(*bus)))
             .collect();
         let host_bridge = |address| names.get(&machine.root_bus(address)?).cloned();
-        let mut switches: BTreeMap<SwitchKey, Switch> = BTreeMap::new();
+        let mut switches: BTreeMap<Address, Switch> = BTreeMap::new();
         let mut placed = Vec::new();
         for device in devices {
-            let Some((at, acs)) = switch_above(machine, device.address) else {
+            let Some((at, redirects)) = switch_above(machine, device.address) else {
                 let below = host_bridge(device.address);
                 placed.push((device, below));
                 continue;
             };
-            let switch = switches.entry((at, acs)).or_insert_with(|| Switch {
-                name: switch_name(at, acs),
+            let switch = switches.entry(at).or_insert_with(|| Switch {
+                name: switch_name(at),
                 at,
                 below: host_bridge(at),
-                acs,
+                devices: Vec::new(),
+                redirected: Vec::new(),
             });
+            switch.devices.push(device.name.clone());
+            if redirects {
+                switch.redirected.push(device.name.clone());
+            }
             placed.push((device, Some(switch.name.clone())));
         }
         Self {
@@ -73,7 +76,8 @@ impl Shape {
 
     /// Returns `true` if ports of a switch redirect.
     pub(super) fn redirects(&self) -> bool {
-        self.switches.iter().any(|switch| switch.acs)
+        let mut switches = self.switches.iter();
+        switches.any(|switch| !switch.redirected.is_empty())
     }
 
     /// Returns the machine's properties that the shape lacks, as sentences.
@@ -106,7 +110,7 @@ impl Shape {
 
 /// Returns the bridge for which a switch above the device stands, and whether the port right above
 /// the device redirects. A device below a root port, or on a root bus, has none.
-fn switch_above(machine: &Machine, device: Address) -> Option<SwitchKey> {
+fn switch_above(machine: &Machine, device: Address) -> Option<(Address, bool)> {
     let (above, _) = machine.bridges_above(device);
     let (own_port, upper) = above.split_first()?;
     let (_root_port, inner) = upper.split_last()?;
@@ -129,8 +133,8 @@ fn bridge_name((domain, bus): (u32, u8)) -> String {
 }
 
 /// Names a switch by its bus, and by device and function unless they are 0: `switch-41`,
-/// `switch-42-8-acs`.
-fn switch_name(at: Address, acs: bool) -> String {
+/// `switch-42-8`.
+fn switch_name(at: Address) -> String {
     let domain = match at.domain {
         0 => String::new(),
         domain => format!("{domain:x}-"),
@@ -139,8 +143,7 @@ fn switch_name(at: Address, acs: bool) -> String {
         0 => String::new(),
         devfn => format!("-{devfn:x}"),
     };
-    let acs = if acs { "-acs" } else { "" };
-    format!("switch-{domain}{:02x}{devfn}{acs}", at.bus)
+    format!("switch-{domain}{:02x}{devfn}", at.bus)
 }
 
 /// Keeps one device of each kind at each place, and returns the names of the others.

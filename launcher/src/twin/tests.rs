@@ -1,4 +1,4 @@
-use peerbar_lab::scenario::AttachPoint;
+use peerbar_lab::scenario::{AcsPorts, AttachPoint};
 use peerbar_rule::Way;
 
 use super::*;
@@ -123,8 +123,8 @@ fn devices_have_the_places_of_the_machine() {
 #[test]
 fn ports_that_redirect_have_acs_and_an_iommu() {
     let twin = twin(&server(ZEN, [ON, ON]));
-    assert_eq!(switch_of(&twin, "gpu0").as_deref(), Some("switch-02-acs"));
-    assert!(twin.switches[0].acs);
+    assert_eq!(switch_of(&twin, "gpu0").as_deref(), Some("switch-02"));
+    assert_eq!(twin.switches[0].acs, AcsPorts::All(true));
     assert_eq!(
         (twin.machine.cpu.as_str(), twin.machine.iommu),
         ("EPYC", Iommu::IntelPassthrough)
@@ -134,10 +134,16 @@ fn ports_that_redirect_have_acs_and_an_iommu() {
 }
 
 #[test]
-fn one_port_that_redirects_gets_a_switch_of_its_own() {
+fn one_port_that_redirects_has_acs() {
     let twin = twin(&server(UNKNOWN, [ON, OFF]));
-    assert_eq!(switch_of(&twin, "gpu0").as_deref(), Some("switch-02-acs"));
+    assert_eq!(switch_of(&twin, "gpu0").as_deref(), Some("switch-02"));
     assert_eq!(switch_of(&twin, "nvme0").as_deref(), Some("switch-02"));
+    assert_eq!(
+        twin.switches[0].acs,
+        AcsPorts::Above(vec!["gpu0".to_owned()])
+    );
+    let verdict = twin.twin.unwrap().verdict("gpu0", "nvme0");
+    assert_eq!(verdict, Some(Way::NotSupported));
 }
 
 #[test]

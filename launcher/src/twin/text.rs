@@ -129,9 +129,12 @@ fn switch_table(twin: &Twin<'_>, switch: &Switch) -> String {
         quoted(&switch.name)
     );
     text += &below(switch.below.as_deref());
-    if switch.acs {
-        text += "acs = true\n";
-    }
+    let redirected: Vec<String> = switch.redirected.iter().map(|name| quoted(name)).collect();
+    text += &match redirected.len() {
+        0 => String::new(),
+        all if all == switch.devices.len() => "acs = true\n".to_owned(),
+        _ => format!("acs = [{}]\n", redirected.join(", ")),
+    };
     text + "\n"
 }
 
