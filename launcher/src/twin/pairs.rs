@@ -63,26 +63,59 @@ pub(super) fn decided(twin: &Twin<'_>) -> anyhow::Result<Vec<TwinPair>> {
     Ok(pairs)
 }
 
-/// The most pairs that all have a check.
+/// The most checks of a twin.
 const MOST_CHECKS: usize = 64;
 
-/// Returns the pairs that the guest's kernel is to decide on: all, or if they are many, one for each
-/// two places and models.
-pub(super) fn checked<'a>(twin: &'a Twin<'_>) -> Vec<&'a TwinPair> {
+/// The pairs that have a check.
+pub(super) struct Checked<'a> {
+    pub(super) pairs: Vec<&'a TwinPair>,
+    /// The properties that the other pairs have in common with one of them, if there are others.
+    pub(super) like: Option<&'static str>,
+}
+
+/// Returns the pairs on which the guest's kernel is to decide: all, or if they are many, one for each
+/// two places and models, or one for each two models and their relation.
+pub(super) fn checked<'a>(twin: &'a Twin<'_>) -> Checked<'a> {
+    let all: Vec<&TwinPair> = twin.pairs.iter().collect();
+    if all.len() <= MOST_CHECKS {
+        return Checked {
+            pairs: all,
+            like: None,
+        };
+    }
     let place = |name: &str| {
         let mut devices = twin.shape.devices.iter();
         let found = devices.find(|(device, _)| device.name == name);
         found.map(|(device, below)| (device.model, below))
     };
-    let mut seen = BTreeSet::new();
-    let mut is_new = |pair: &&TwinPair| {
-        let ends = (place(&pair.provider), place(&pair.client));
-        seen.insert((ends, pair.machine, Way::from(pair.twin)))
-    };
-    match twin.pairs.len() {
-        0..=MOST_CHECKS => twin.pairs.iter().collect(),
-        _ => twin.pairs.iter().filter(|pair| is_new(pair)).collect(),
+    let ends = |pair: &TwinPair| (place(&pair.provider), place(&pair.client));
+    let by_place = one_of_each(&all, ends);
+    if by_place.len() <= MOST_CHECKS {
+        return Checked {
+            pairs: by_place,
+            like: Some("places, kinds and verdicts"),
+        };
     }
+    let relation = |pair: &TwinPair| {
+        let (provider, client) = ends(pair);
+        let [of_provider, of_client] = [provider, client].map(|end| end.map(|(model, _)| model));
+        let is_same_place = provider.map(|(_, below)| below) == client.map(|(_, below)| below);
+        (of_provider, of_client, is_same_place)
+    };
+    Checked {
+        pairs: one_of_each(&all, relation),
+        like: Some("kinds and verdicts, and both or neither at one place,"),
+    }
+}
+
+/// Returns the first of the pairs with the same `key` and verdicts.
+fn one_of_each<'a, K: Ord>(
+    pairs: &[&'a TwinPair],
+    key: impl Fn(&TwinPair) -> K,
+) -> Vec<&'a TwinPair> {
+    let mut seen = BTreeSet::new();
+    let is_new = |pair: &&&TwinPair| seen.insert((key(pair), pair.machine, Way::from(pair.twin)));
+    pairs.iter().filter(is_new).copied().collect()
 }
 
 /// Returns sentences on pairs whose verdicts differ, or are not certain.

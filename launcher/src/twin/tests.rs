@@ -288,3 +288,46 @@ fn text_of_the_machine_stays_in_comments() {
     let text = scenario(&machine, "a \"b\"\n.txt", &[]).unwrap();
     assert!(Scenario::parse(Path::new("twin.toml"), text).is_ok());
 }
+
+/// A machine with `count` root buses, each with a GPU and a disk below root ports.
+fn many_root_buses(count: u8) -> Machine {
+    let names: Vec<[String; 5]> = (0..count)
+        .map(|number| {
+            let bus = number * 4;
+            let on_root_bus = |device| format!("{bus:02x}:{device:02x}.0");
+            let below = |port| format!("{:02x}:00.0", bus + port);
+            [
+                on_root_bus(0),
+                on_root_bus(1),
+                on_root_bus(2),
+                below(1),
+                below(2),
+            ]
+        })
+        .collect();
+    let functions = (0..count).zip(&names).flat_map(|(number, names)| {
+        let [host, gpu_port, disk_port, gpu_below, disk_below] = names;
+        let bus = number * 4;
+        let root_port = |below| port(bus + below, bus + below, "Root Port (Slot+)", OFF);
+        [
+            (host.as_str(), "Host bridge", "0600", UNKNOWN, String::new()),
+            bridge(gpu_port, "8086:352a", root_port(1)),
+            bridge(disk_port, "8086:352a", root_port(2)),
+            gpu(gpu_below),
+            disk(disk_below),
+        ]
+    });
+    machine(&functions.collect::<Vec<_>>())
+}
+
+#[test]
+fn number_of_checks_is_bounded_at_many_root_buses() {
+    let twin = twin(&many_root_buses(16));
+    assert_eq!((twin.gpus.len(), twin.nvmes.len()), (16, 16));
+    // GPU and disk at one place, GPU and disk apart, two GPUs.
+    assert_eq!(twin.checks.len(), 3);
+    let verdicts = twin.twin.unwrap();
+    assert_eq!(verdicts.verdict("gpu0", "nvme0"), Some(Way::NotSupported));
+    let few = super::scenario(&many_root_buses(2), "server.txt", &[]).unwrap();
+    assert!(!few.contains("have one check"));
+}

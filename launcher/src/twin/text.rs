@@ -26,10 +26,10 @@ pub(super) fn text(twin: &Twin<'_>) -> String {
     let mut text = hardware(twin);
     text += &verdicts(twin);
     let checked = pairs::checked(twin);
-    if checked.len() < twin.pairs.len() {
-        text += "# Pairs with the same places, kinds and verdicts have one check.\n";
+    if let Some(like) = checked.like {
+        text += &format!("# Pairs with the same {like} have one check.\n");
     }
-    for pair in checked {
+    for pair in checked.pairs {
         text += &check(pair);
     }
     text
@@ -54,7 +54,7 @@ pub(super) fn hardware(twin: &Twin<'_>) -> String {
 fn head(twin: &Twin<'_>) -> String {
     let count = twin.shape.devices.len();
     let seconds =
-        BOOT_SECONDS + count * DEVICE_SECONDS + pairs::checked(twin).len() * CHECK_SECONDS;
+        BOOT_SECONDS + count * DEVICE_SECONDS + pairs::checked(twin).pairs.len() * CHECK_SECONDS;
     let has_nics = twin
         .shape
         .devices
