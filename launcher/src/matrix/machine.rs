@@ -11,7 +11,8 @@
 //! bridge0 ── root port ─ bridge-cmb
 //! ```
 //!
-//! Where an adapter is tried there is one more device, a NIC, below switch0, switch1, a root port and bridge0.
+//! GPUs, and one adapter each below switch0, switch1, a root port and bridge0, are there only if a pair has them: a
+//! kernel before 6.13 cannot have the GPU's driver.
 
 use peerbar_lab::iommu::Iommu;
 use peerbar_report::ProbeDriver;
@@ -29,11 +30,10 @@ const DISKS: [(&str, Option<&str>, bool); 6] = [
     ("bridge-cmb", Some("bridge0"), true),
 ];
 
-/// Name, and name of the switch above it.
+/// Name, and name of the switch above it. Each is in the machine only if a pair has it.
 const GPUS: [(&str, Option<&str>); 2] = [("sw0-gpu", Some("switch0")), ("root-gpu", None)];
 
-/// Name, and name of the switch or bridge above it. They are in the machine only if an adapter is
-/// tried.
+/// Name, and name of the switch or bridge above it. Each is in the machine only if a pair has it.
 const NICS: [(&str, Option<&str>); 4] = [
     ("sw0-nic", Some("switch0")),
     ("sw1-nic", Some("switch1")),
@@ -78,6 +78,10 @@ pub(super) fn scenario(
     pairs: &[Pair],
 ) -> String {
     let asks = |by| pairs.iter().any(|pair| pair.by == by);
+    let is_tried = |name: &str| {
+        let mut ends = pairs.iter().flat_map(|pair| [pair.provider, pair.client]);
+        ends.any(|end| end == name)
+    };
     let mut text = format!("name = {name:?}\n");
     if asks(ProbeDriver::Verbs) {
         text += "tools = true\n";
@@ -97,15 +101,12 @@ pub(super) fn scenario(
         text += &line("cmb", has_cmb.then_some("16M"));
         text += "namespaces = [{ ram = \"16M\" }]\n\n";
     }
-    for (name, below) in GPUS
-        .into_iter()
-        .filter(|_| device == TestedDevices::Peerbar)
-    {
+    for (name, below) in GPUS.into_iter().filter(|(name, _)| is_tried(name)) {
         text += &format!("[[gpu]]\nname = {name:?}\n");
         text += &line("below", below);
         text += "vram = \"16M\"\n\n";
     }
-    for (name, below) in NICS.into_iter().filter(|_| asks(ProbeDriver::Verbs)) {
+    for (name, below) in NICS.into_iter().filter(|(name, _)| is_tried(name)) {
         text += &format!("[[nic]]\nname = {name:?}\n");
         text += &line("below", below);
         text += "\n";
@@ -160,5 +161,19 @@ mod tests {
             assert_eq!(parsed.checks.len(), pairs.len());
             assert_eq!(parsed.machine.iommu, Iommu::IntelPassthrough);
         }
+    }
+
+    #[test]
+    fn only_gpus_and_adapters_of_a_pair_are_there() {
+        let devices = |flow| {
+            let pair = Placement::RootPorts.pair(flow, TestedDevices::Peerbar);
+            let pairs = [pair.unwrap()];
+            let text = scenario("x", TestedDevices::Peerbar, Iommu::None, "EPYC", &pairs);
+            let parsed = Scenario::parse("x.toml".as_ref(), text).unwrap();
+            (parsed.gpus.len(), parsed.nics.len())
+        };
+        assert_eq!(devices(Flow::NvmeCmbNvme), (0, 0));
+        assert_eq!(devices(Flow::GpuCmb), (1, 0));
+        assert_eq!(devices(Flow::NicVram), (1, 1));
     }
 }
