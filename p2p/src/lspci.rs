@@ -52,6 +52,8 @@ struct Entry {
     has_extended: bool,
     /// The capability list has ACS, although its registers may not be shown.
     has_acs: bool,
+    /// The lines are those of a capability about virtual functions, whose BARs are not this function's.
+    is_about_virtual_functions: bool,
     /// The beginning of an ACS Control line that a mail program has wrapped.
     acs_control: Option<String>,
     /// The driver, which follows the capabilities, was shown.
@@ -194,6 +196,7 @@ impl Entry {
             has_express: false,
             has_extended: false,
             has_acs: false,
+            is_about_virtual_functions: false,
             acs_control: None,
             has_driver: false,
             is_cut: false,
@@ -250,6 +253,10 @@ impl Entry {
         self.has_extended |= u16::from_str_radix(offset, 16).is_ok_and(|offset| offset >= 0x100);
         let name = name.trim_start();
         self.has_acs |= name.starts_with("Access Control Services");
+        self.is_about_virtual_functions =
+            ["Single Root I/O Virtualization", "Virtual Resizable BAR"]
+                .iter()
+                .any(|capability| name.starts_with(capability));
         if let Some(express) = name.strip_prefix("Express") {
             self.has_express = true;
             let kind = port_type(express);
@@ -501,6 +508,9 @@ impl Entry {
 
     /// Reads a line that does not begin with a key.
     fn other_detail(&mut self, line: &str) {
+        if self.is_about_virtual_functions {
+            return;
+        }
         let function = &mut self.function;
         let memory = line.trim_start_matches("[virtual] ");
         if let Some(region) = line.strip_prefix("Region ") {
@@ -951,6 +961,43 @@ mod tests {
         assert_eq!(
             (gpu.masters_bus, gpu.numa_node, gpu.iommu_group),
             (Some(true), Some(1), Some(2))
+        );
+    }
+
+    /// An adapter and a GPU, each with a capability about its virtual functions.
+    const PHYSICAL_FUNCTIONS: &str = "\
+08:00.0 Ethernet controller: Mellanox Technologies MT27710 Family [ConnectX-4 Lx]
+\tRegion 0: Memory at 4018000000 (64-bit, prefetchable) [size=32M]
+\tCapabilities: [180 v1] Single Root I/O Virtualization (SR-IOV)
+\t\tIOVCtl:\tEnable- Migration- Interrupt- MSE- ARIHierarchy+
+\t\tRegion 0: Memory at 000000401c000000 (64-bit, prefetchable)
+\tKernel driver in use: mlx5_core
+
+09:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Navi 31
+\tRegion 2: Memory at 4000000000 (64-bit, prefetchable) [size=256M]
+\tCapabilities: [420 v1] Physical Resizable BAR
+\t\tBAR 2: current size: 256MB, supported: 256MB 512MB 1GB 2GB 4GB 8GB 16GB
+\tCapabilities: [440 v1] Virtual Resizable BAR
+\t\tBAR 2: current size: 256MB, supported: 256MB
+\tKernel driver in use: amdgpu
+";
+
+    #[test]
+    fn bars_of_virtual_functions_are_not_those_of_the_physical_function() {
+        let machine = machine_of(PHYSICAL_FUNCTIONS);
+        let bars = |address: &str| {
+            let function = machine.function(address.parse().unwrap()).unwrap();
+            let bars = function.bars.iter();
+            bars.map(|bar| (bar.address, bar.size, bar.largest))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            bars("08:00.0"),
+            [(Some(0x40_1800_0000), Some(32 << 20), None)]
+        );
+        assert_eq!(
+            bars("09:00.0"),
+            [(Some(0x40_0000_0000), Some(256 << 20), Some(16 << 30))]
         );
     }
 
