@@ -82,15 +82,22 @@ impl ConfigSpace<'_> {
     }
 }
 
+/// Vendor and device ID of every virtual function (PCIe Base 6.0, 9.3.4.1.1).
+const VIRTUAL: DeviceId = DeviceId {
+    vendor: 0xffff,
+    device: 0xffff,
+};
+
 /// Takes everything that `bytes` shows of a function. BARs have no sizes there.
 pub(crate) fn read(bytes: &[u8], function: &mut Function) {
     let space = ConfigSpace(bytes);
-    if let Some((vendor, device)) = space.word(0).zip(space.word(2)) {
-        function.id = Some(DeviceId { vendor, device });
-    }
+    let ids = space.word(0).zip(space.word(2));
+    let id = ids.map(|(vendor, device)| DeviceId { vendor, device });
+    let is_virtual = id == Some(VIRTUAL);
+    function.id = id.filter(|_| !is_virtual).or(function.id);
     function.class = space.word(0x0a).or(function.class);
     if let Some(command) = space.word(0x04) {
-        function.decodes_memory = Some(command & 0x2 != 0);
+        function.decodes_memory = Some(command & 0x2 != 0).filter(|_| !is_virtual);
         function.masters_bus = Some(command & 0x4 != 0);
     }
     let is_bridge = space.byte(0x0e).is_some_and(|kind| kind & 0x7f == 1);
@@ -243,6 +250,18 @@ mod tests {
         assert_eq!((link.speed, link.width), (Some(8.0), Some(8)));
         assert_eq!((link.max_speed, link.max_width), (Some(16.0), Some(16)));
         assert_eq!(port.bars[0].largest, Some(256 << 20));
+    }
+
+    #[test]
+    fn virtual_function_shows_neither_its_id_nor_its_memory_decoding() {
+        let mut bytes = space();
+        bytes[..6].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x04, 0]);
+        let virtual_function = function(&bytes);
+        assert_eq!(
+            (virtual_function.id, virtual_function.decodes_memory),
+            (None, None)
+        );
+        assert_eq!(virtual_function.masters_bus, Some(true));
     }
 
     #[test]

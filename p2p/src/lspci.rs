@@ -513,6 +513,11 @@ impl Entry {
         }
         let function = &mut self.function;
         let memory = line.trim_start_matches("[virtual] ");
+        // The BARs of a virtual function are in its physical function's capability, as is the bit that
+        // enables them.
+        if line.contains("[virtual] Memory at ") {
+            function.decodes_memory = None;
+        }
         if let Some(region) = line.strip_prefix("Region ") {
             add_bar(function, region);
         } else if let Some(text) = memory.strip_prefix("Memory at ") {
@@ -999,6 +1004,23 @@ mod tests {
             bars("09:00.0"),
             [(Some(0x40_0000_0000), Some(256 << 20), Some(16 << 30))]
         );
+    }
+
+    #[test]
+    fn virtual_function_s_control_does_not_show_that_its_memory_is_off() {
+        let decodes = |region: &str| {
+            let text = format!(
+                "60:00.1 Ethernet controller: Mellanox Technologies ConnectX Family mlx5Gen Virtual Function\n\tControl: I/O- Mem- BusMaster+\n\tRegion 0: {region} at 28804000000 (64-bit, prefetchable) [size=32M]\n"
+            );
+            machine_of(&text)
+                .functions
+                .values()
+                .next()
+                .unwrap()
+                .decodes_memory
+        };
+        assert_eq!(decodes("[virtual] Memory"), None);
+        assert_eq!(decodes("Memory"), Some(false));
     }
 
     #[test]

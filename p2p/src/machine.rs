@@ -136,7 +136,8 @@ pub struct Function {
     pub acs: Acs,
     /// Its memory BARs.
     pub bars: Vec<Bar>,
-    /// COMMAND, Memory Space Enable.
+    /// COMMAND, Memory Space Enable. A virtual function has no such bit: its physical function
+    /// enables its memory (PCIe Base 6.0, 9.3.4.1.3).
     pub decodes_memory: Option<bool>,
     /// COMMAND, Bus Master Enable.
     pub masters_bus: Option<bool>,

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use peerbar_rule::DeviceId;
+
 use crate::config_space;
 use crate::log;
 use crate::machine::{Acs, Bar, Function, Iommu, Machine, Place};
@@ -73,6 +75,11 @@ fn function(folder: &Path) -> Function {
         &fs::read(folder.join("config")).unwrap_or_default(),
         &mut function,
     );
+    // The configuration space of a virtual function has no ID.
+    function.id = function.id.or_else(|| id(folder));
+    if folder.join("physfn").exists() {
+        function.decodes_memory = None;
+    }
     function.numa_node = text(folder.join("numa_node")).and_then(|node| node.parse().ok());
     function.dma_bits = text(folder.join("dma_mask_bits")).and_then(|bits| bits.parse().ok());
     function.driver = link_name(folder.join("driver"));
@@ -87,6 +94,18 @@ fn function(folder: &Path) -> Function {
     function.names = names(folder);
     links(folder, &mut function);
     function
+}
+
+/// Reads vendor and device ID from their own files: `0x15b3`.
+fn id(folder: &Path) -> Option<DeviceId> {
+    let number = |name: &str| {
+        let text = text(folder.join(name))?;
+        u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+    };
+    Some(DeviceId {
+        vendor: number("vendor")?,
+        device: number("device")?,
+    })
 }
 
 /// Reads the link's state from its own files if the configuration space has none: everyone may read
@@ -316,6 +335,28 @@ mod tests {
             machine.gaps,
             ["ACS, which only root can read: sudo peerbar p2p"]
         );
+    }
+
+    #[test]
+    fn virtual_function_has_the_id_of_its_files() {
+        let root = sample();
+        let gpu = root
+            .path()
+            .join("sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0");
+        let mut config = fs::read(gpu.join("config")).unwrap();
+        config[..5].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 0x04]);
+        for (name, content) in [
+            ("config", config.as_slice()),
+            ("vendor", b"0x10de\n"),
+            ("device", b"0x2330\n"),
+            ("physfn", b""),
+        ] {
+            fs::write(gpu.join(name), content).unwrap();
+        }
+        let machine = read(root.path()).unwrap();
+        let gpu = machine.function("17:00.0".parse().unwrap()).unwrap();
+        assert_eq!(gpu.description, "NVIDIA Corporation GH100");
+        assert_eq!((gpu.decodes_memory, gpu.masters_bus), (None, Some(true)));
     }
 
     #[test]
