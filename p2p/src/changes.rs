@@ -164,7 +164,7 @@ fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> String {
     format!("the devices below{of_groups} then reach each other without the IOMMU")
 }
 
-/// Moves one of the two below a switch that is above the other.
+/// Moves one of the two below a switch that is above the other only.
 fn below_one_switch(
     machine: &Machine,
     client: Address,
@@ -177,7 +177,8 @@ fn below_one_switch(
         let switch = above
             .iter()
             .find(|bridge| has_slots(machine, **bridge, other))?;
-        let changed = moved_below(machine, moved, *switch, &above)?;
+        let is_there = machine.bridges_above(moved).0.contains(switch);
+        let changed = moved_below(machine, moved, *switch).filter(|_| !is_there)?;
         let (way, price) = tried(&changed, client, provider, now)?;
         let change =
             format!("move {moved} to a slot of the switch at {switch}, which is above {other}");
@@ -214,19 +215,18 @@ fn has_slots(machine: &Machine, bridge: Address, other: Address) -> bool {
     is_switch && !is_of_card && machine.functions.values().any(has_slot)
 }
 
-/// Returns the machine with `moved` below a new port of `switch`, which is like the port through
-/// which `way` reaches it.
-fn moved_below(
-    machine: &Machine,
-    moved: Address,
-    switch: Address,
-    way: &[Address],
-) -> Option<Machine> {
-    let port_below = way
-        .iter()
-        .rev()
-        .skip_while(|bridge| **bridge != switch)
-        .nth(1)?;
+/// Returns the machine with `moved` below a new port of `switch`, which is like one of its ports: like
+/// one that redirects, if any does.
+fn moved_below(machine: &Machine, moved: Address, switch: Address) -> Option<Machine> {
+    let ports = machine
+        .functions
+        .values()
+        .filter(|function| function.place == Place::Below(switch));
+    let redirects = |port: &&Function| match port.acs {
+        Acs::Control(control) => !control.redirecting().is_empty(),
+        Acs::Absent | Acs::Unknown => false,
+    };
+    let like = ports.max_by_key(redirects)?.clone();
     let mut changed = machine.clone();
     let new_port = Address {
         bus: 0xff,
@@ -234,14 +234,7 @@ fn moved_below(
         function: 7,
         ..switch
     };
-    let like = machine.function(*port_below)?.clone();
-    changed.functions.insert(
-        new_port,
-        Function {
-            place: Place::Below(switch),
-            ..like
-        },
-    );
+    changed.functions.insert(new_port, like);
     changed.functions.get_mut(&moved)?.place = Place::Below(new_port);
     Some(changed)
 }
@@ -319,6 +312,25 @@ mod tests {
         };
         assert!(has(DIRECT));
         assert!(!has(REDIRECTS));
+    }
+
+    #[test]
+    fn device_is_moved_neither_within_a_switch_nor_to_one_with_a_port_that_redirects() {
+        // The GPU's port redirects, the disk's does not; or the other way round.
+        let direct = two_sockets(DIRECT);
+        let [first, second] = ["\n19:08.0", "\n19:09.0"].map(|port| {
+            let (before, rest) = direct.split_once(port).unwrap();
+            format!("{before}{port}{}", rest.replacen(DIRECT, REDIRECTS, 1))
+        });
+        for (text, client) in [
+            (&first, "1b:00.0"),
+            (&first, "1c:00.0"),
+            (&second, "1c:00.0"),
+        ] {
+            let changes = of(text, client);
+            let moves = |one: &Change| one.change.starts_with("move");
+            assert!(!changes.iter().any(moves), "{client}: {changes:?}");
+        }
     }
 
     #[test]
