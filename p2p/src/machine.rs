@@ -385,6 +385,20 @@ impl Machine {
         }
     }
 
+    /// Returns `true` if both are functions of one device. Only one device is below a port, whatever
+    /// the device numbers of its functions (PCIe Base 6.0, 6.13, Alternative Routing-ID
+    /// Interpretation), or their buses, on which virtual functions may go on (9.2.1.2).
+    pub(crate) fn is_one_device(&self, a: Address, b: Address) -> bool {
+        let link_above = |address: Address| match self.function(address)?.place {
+            Place::Below(port) => Some(port).filter(|port| {
+                let kind = self.function(*port).and_then(|port| port.port_type);
+                matches!(kind, Some(PortType::RootPort | PortType::DownstreamPort))
+            }),
+            Place::RootBus | Place::Unknown => None,
+        };
+        a.is_same_device(b) || link_above(a).is_some_and(|port| Some(port) == link_above(b))
+    }
+
     /// Returns domain and number of the root bus above `address`, if it is known. If the source does
     /// not show the bus, its NUMA node stands for it.
     pub fn root_bus(&self, address: Address) -> Option<(u32, u8)> {

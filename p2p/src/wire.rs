@@ -142,7 +142,7 @@ type Ways = (Vec<Address>, Vec<Address>);
 fn ways(machine: &Machine, client: Address, provider: Address) -> Option<(Ways, Summit)> {
     let (from_client, is_whole) = machine.bridges_above(client);
     let (from_provider, is_whole_too) = machine.bridges_above(provider);
-    if client.is_same_device(provider) {
+    if machine.is_one_device(client, provider) {
         return Some((Ways::default(), Summit::Device));
     }
     let common = from_client
@@ -316,6 +316,31 @@ mod tests {
             (wire.distance, wire.redirected_at),
             (Distance::X, vec![at("1b:00.1")])
         );
+    }
+
+    #[test]
+    fn functions_below_one_port_are_one_device() {
+        let mut machine = machine(&two_sockets(DIRECT));
+        let second = machine.function(at("1b:00.0")).cloned().unwrap();
+        // Virtual functions have any device number, and go on on the next bus.
+        for (address, place) in [
+            ("1b:01.0", "19:09.0"),
+            ("1e:00.1", "19:09.0"),
+            ("1a:01.0", "18:00.0"),
+        ] {
+            let place = Place::Below(at(place));
+            machine.functions.insert(
+                at(address),
+                Function {
+                    place,
+                    ..second.clone()
+                },
+            );
+        }
+        let summit = |client| wire(&machine, at(client), at("1b:00.0")).unwrap().summit;
+        assert_eq!(summit("1b:01.0"), Summit::Device);
+        assert_eq!(summit("1e:00.1"), Summit::Device);
+        assert_eq!(summit("1a:01.0"), Summit::Bridge(at("18:00.0")));
     }
 
     #[test]
