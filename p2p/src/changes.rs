@@ -6,8 +6,9 @@ use peerbar_rule::{AcsControl, Ascent, Hop, PortType, Reason, Redirect, Way};
 use serde::Serialize;
 
 use crate::address::Address;
+use crate::gaps;
 use crate::kernel::{KernelVerdict, verdict};
-use crate::machine::{Acs, Function, Machine, Place};
+use crate::machine::{Acs, Function, Kind, Machine, Place};
 
 /// A change, what it costs, and what it leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -143,25 +144,57 @@ fn redirecting_ports(machine: &Machine, now: &KernelVerdict) -> Vec<(Address, Ac
     redirects.iter().filter_map(port).collect()
 }
 
-/// Returns the isolation that ends if these ports do not redirect.
+/// Returns the isolation that ends if these ports do not redirect: that between the devices that they
+/// redirect and all that these then reach.
 fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> String {
-    let is_below = |address: &Address| {
-        let (above, _) = machine.bridges_above(*address);
-        ports.iter().any(|(port, _)| above.contains(port))
-    };
-    let below = machine
-        .functions
-        .iter()
-        .filter(|(address, _)| is_below(address));
-    let groups: BTreeSet<u32> = below
+    let ports: Vec<Address> = ports.iter().map(|(port, _)| *port).collect();
+    let is_reached = |address: &Address| ports.iter().any(|port| reaches(machine, *port, *address));
+    let functions = machine.functions.iter();
+    let reached = functions.filter(|(address, _)| is_reached(address));
+    let groups: BTreeSet<u32> = reached
         .filter_map(|(_, function)| function.iommu_group)
         .collect();
     let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
-    let of_groups = match groups.as_slice() {
-        [] => String::new(),
-        groups => format!(", of the IOMMU groups {}", groups.join(", ")),
+    let whom = match groups.as_slice() {
+        [] => {
+            let is_bridge = |port: &Address| is_bridge(machine, *port);
+            let place = if ports.iter().all(is_bridge) {
+                "below"
+            } else {
+                "at"
+            };
+            let ports: Vec<String> = ports.iter().map(Address::to_string).collect();
+            format!(
+                "the devices {place} {} from their neighbours",
+                ports.join(", ")
+            )
+        }
+        [only] => format!("the devices of IOMMU group {only} from each other"),
+        _ => format!("the IOMMU groups {} from each other", gaps::list(groups)),
     };
-    format!("the devices below{of_groups} then reach each other without the IOMMU")
+    format!("the IOMMU then no longer isolates {whom}")
+}
+
+/// Returns `true` if `address` is a device whose traffic with others `port` redirects: one below it, or
+/// one that its requests then reach directly. These are all devices below the switch, or the root bus,
+/// whose port it is, or the functions of the device of which it is one.
+fn reaches(machine: &Machine, port: Address, address: Address) -> bool {
+    if is_bridge(machine, address) {
+        return false;
+    }
+    if !is_bridge(machine, port) {
+        return machine.is_one_device(port, address);
+    }
+    match machine.function(port).map(|port| port.place) {
+        Some(Place::Below(switch)) => machine.bridges_above(address).0.contains(&switch),
+        Some(Place::RootBus) => machine.root_bus(address) == machine.root_bus(port),
+        Some(Place::Unknown) | None => machine.bridges_above(address).0.contains(&port),
+    }
+}
+
+fn is_bridge(machine: &Machine, address: Address) -> bool {
+    let function = machine.function(address);
+    function.is_some_and(|function| function.kind() == Kind::Bridge)
 }
 
 /// Moves one of the two below a switch that is above the other only.
@@ -285,8 +318,7 @@ mod tests {
             ]
         );
         assert!(changes.iter().all(|change| change.way == Way::BusAddress));
-        let price =
-            "the devices below, of the IOMMU groups 31, 32 then reach each other without the IOMMU";
+        let price = "the IOMMU then no longer isolates the IOMMU groups 31, 32 from each other";
         let prices: Vec<&str> = changes
             .iter()
             .filter_map(|change| change.price.as_deref())
@@ -339,10 +371,41 @@ mod tests {
         let changes = of(&text, "1b:00.0");
         let names_it = |change: &Change| {
             let price = change.price.as_deref().unwrap_or_default();
-            price.starts_with("the devices below then reach each other without the IOMMU")
+            let devices = "the devices below 0000:19:08.0, 0000:19:09.0 from their neighbours";
+            price.starts_with(&format!("the IOMMU then no longer isolates {devices}"))
         };
         assert!(
             !changes.is_empty() && changes.iter().all(names_it),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn price_names_the_groups_on_both_sides_of_one_port() {
+        let text = two_sockets(DIRECT).replacen(DIRECT, REDIRECTS, 1);
+        let changes = of(&text, "1b:00.0");
+        let price = changes.first().and_then(|change| change.price.as_deref());
+        let groups = "the IOMMU then no longer isolates the IOMMU groups 31, 32 from each other";
+        assert!(
+            price.is_some_and(|price| price.starts_with(groups)),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn price_of_an_endpoint_names_its_device() {
+        let mut machine = machine(&two_sockets(DIRECT));
+        let (client, provider) = (at("1a:00.1"), at("1a:00.0"));
+        let gpu = machine.functions.get_mut(&provider).unwrap();
+        gpu.acs = Acs::Control(AcsControl::REQUEST_REDIRECT);
+        let second = gpu.clone();
+        machine.functions.insert(client, second);
+        let changes = machine.pair(client, provider).changes;
+        let price = changes.first().and_then(|change| change.price.as_deref());
+        let group =
+            "the IOMMU then no longer isolates the devices of IOMMU group 31 from each other";
+        assert!(
+            price.is_some_and(|price| price.starts_with(group)),
             "{changes:?}"
         );
     }

@@ -60,7 +60,7 @@ pub(crate) fn of_host(host: &Host) -> Vec<String> {
 }
 
 /// Returns the names with commas, or the first and the number of the others.
-fn list(names: Vec<String>) -> String {
+pub(crate) fn list(names: Vec<String>) -> String {
     match names.as_slice() {
         [first, others @ ..] if others.len() >= MOST_NAMES => {
             format!("{first} and {} others", others.len())
