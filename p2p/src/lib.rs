@@ -33,6 +33,7 @@ mod boot_log;
 mod changes;
 pub mod cli;
 mod config_space;
+mod conflicts;
 mod decode;
 mod gaps;
 mod html;

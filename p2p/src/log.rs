@@ -2,6 +2,7 @@
 //! kernel's log lines about peer-to-peer DMA.
 
 use std::collections::HashSet;
+use std::mem;
 
 use peerbar_rule::{AcsControl, Cpu, Vendor};
 
@@ -13,9 +14,13 @@ pub(crate) fn read(text: &str, machine: &mut Machine) {
     let mut cpu = CpuLines::default();
     let mut seen = HashSet::new();
     let mut lines = text.lines().map(undecorated).peekable();
+    let mut is_command_line = false;
     while let Some(line) = lines.next() {
         cpu.take(line);
         host(&mut machine.host, line);
+        if mem::replace(&mut is_command_line, line.ends_with("cat /proc/cmdline")) {
+            machine.host.set_command_line(line);
+        }
         let mut message = line.to_owned();
         // Mail programs break the message about a pair into two or three lines.
         while let Some(next) = lines.next_if(|next| is_continued(&message, next)) {

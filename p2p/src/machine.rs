@@ -32,7 +32,7 @@ pub struct Machine {
     pub gaps: Vec<String>,
 }
 
-/// A contradiction in a source about the function at an address.
+/// A contradiction in a source, most of them about the function at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Conflict {
@@ -45,6 +45,11 @@ pub enum Conflict {
     Place(Address),
     /// A table shows distances of the device that cannot all be true. It has no place then.
     Distance(Address),
+    /// The port redirects, although the command line keeps the kernel from switching that on. The
+    /// port's register counts.
+    Parameter(Address),
+    /// There are IOMMU groups, although the command line switches the IOMMU off.
+    Iommu,
 }
 
 impl fmt::Display for Conflict {
@@ -62,6 +67,15 @@ impl fmt::Display for Conflict {
             Self::Distance(at) => write!(
                 f,
                 "the distances of {at} contradict those of other devices, so they do not count"
+            ),
+            Self::Parameter(at) => write!(
+                f,
+                "the command line has pci=disable_acs_redir for {at}, which redirects: one of the two is of another boot, \
+                 somebody has changed ACS since, or the kernel ignores the parameter; ACS counts"
+            ),
+            Self::Iommu => f.write_str(
+                "the command line switches the IOMMU off, and there are IOMMU groups: one of the two is of another boot, \
+                 or the parameter is another vendor's",
             ),
         }
     }

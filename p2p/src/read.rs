@@ -7,6 +7,7 @@ use std::path::Path;
 use peerbar_rule::{Cpu, PortType};
 
 use crate::address::Address;
+use crate::conflicts;
 use crate::gaps;
 use crate::hwloc;
 use crate::machine::{Acs, Function, Kind, Machine, Place, Statement};
@@ -91,6 +92,8 @@ impl Machine {
             }
         }
         infer_host(&mut machine);
+        let conflicts = conflicts::of_command_line(&machine);
+        machine.conflicts.extend(conflicts);
         let gaps = match tool {
             Some(tool) => gaps_of_file(&machine, tool),
             None => gaps::of_paste(&machine),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use peerbar_rule::DeviceId;
 
 use crate::config_space;
+use crate::conflicts;
 use crate::log;
 use crate::machine::{Acs, Bar, Function, Iommu, Machine, Place};
 use crate::names;
@@ -43,6 +44,7 @@ pub(crate) fn read(root: &Path) -> io::Result<Machine> {
     machine.infer_port_types();
     describe(root, &mut machine);
     host(root, &mut machine);
+    machine.conflicts = conflicts::of_command_line(&machine);
     if machine
         .functions
         .values()
