@@ -11,7 +11,7 @@ use peerbar_rule::{AcsControl, Decision, DeviceId, Platform, Release, Way, decid
 use crate::address::Address;
 use crate::machine::{Acs, Iommu, Kind, Machine};
 use crate::names::{OTHER_CPU, ZEN_CPU};
-use crate::tree::{Tree, is_host_bridge_known, root_bus_name};
+use crate::tree::{Tree, host_bridge_not_shown, is_host_bridge_known, root_bus_name};
 
 /// The kernel's verdict on a pair.
 #[derive(Clone, Debug)]
@@ -81,8 +81,8 @@ const LISTED: DeviceId = DeviceId {
     device: 0x09a2,
 };
 
-/// Decides how `client` may reach the memory of `provider`. Returns `None` if the machine does not
-/// show the bridges above one of them.
+/// Decides how `client` may reach the memory of `provider`. Returns `None` if the machine shows neither
+/// a bridge above both nor the bridges up to their root buses.
 pub(crate) fn verdict(
     machine: &Machine,
     client: Address,
@@ -189,7 +189,8 @@ fn unknown(machine: &Machine, tree: &Tree, client: Address, provider: Address) -
         .into_iter()
         .filter_map(|address| machine.root_bus(address));
     let buses = buses.filter(|bus| !is_host_bridge_known(machine, *bus));
-    let buses: BTreeSet<String> = buses.map(root_bus_name).collect();
+    let mut buses: BTreeSet<String> = buses.map(root_bus_name).collect();
+    buses.extend(host_bridge_not_shown(machine, [client, provider]));
     if !buses.is_empty() {
         unknown.push(Assumption::Listed(buses.into_iter().collect()));
     }
@@ -409,6 +410,28 @@ mod tests {
         let words = |count| Assumption::Redirected(ports(count)).to_string();
         assert_eq!(words(2), "ACS redirects at 0000:00:00.0 or 0000:01:00.0");
         assert_eq!(words(4), "ACS redirects at one of 4 ports on the path");
+    }
+
+    #[test]
+    fn pair_below_a_bridge_that_is_shown_has_a_verdict_without_the_root_bus() {
+        // The switch's port is the highest that is shown.
+        let switch = |acs| {
+            let text = two_sockets(acs);
+            let (_, rest) = text.split_once("18:00.0").unwrap();
+            machine(&format!("18:00.0{rest}"))
+        };
+        assert_eq!(
+            outcomes(&switch(DIRECT), "1b:00.0"),
+            [(vec![], Way::BusAddress)]
+        );
+        let listed = "the kernel's list has the host bridge of the root bus above 0000:18:00.0";
+        let conditions: Vec<_> = outcomes(&switch(REDIRECTS), "1b:00.0");
+        assert_eq!(conditions.first(), Some(&(vec![], Way::NotSupported)));
+        assert!(
+            conditions.contains(&(vec![listed.to_owned()], Way::ThroughHostBridge)),
+            "{conditions:?}"
+        );
+        assert!(verdict(&switch(DIRECT), at("86:00.0"), at("1a:00.0")).is_none());
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub struct Pair {
     pub client: Address,
     /// The device that owns the memory.
     pub provider: Address,
-    /// The kernel's verdict, or `None` if the machine does not show the bridges above one of them.
+    /// The kernel's verdict, or `None` if the machine shows neither a bridge above both nor the bridges
+    /// up to their root buses.
     pub kernel: Option<Kernel>,
     /// The way of the TLPs, or `None` for the same reason.
     pub wire: Option<Wire>,
@@ -145,7 +146,7 @@ fn why(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> String
         let bridge = tree.name(Hop::HostBridge(*bridge));
         let mut buses = ends.into_iter().filter_map(|end| machine.root_bus(end));
         let bus = buses.find(|bus| root_bus_name(*bus) == bridge);
-        if bus.is_some_and(|bus| !is_host_bridge_known(machine, bus)) {
+        if bus.is_none_or(|bus| !is_host_bridge_known(machine, bus)) {
             return format!(
                 "requests go up to the root complex, and the source does not show whether the kernel's list has the \
                  host bridge of {bridge}"

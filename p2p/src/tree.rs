@@ -25,15 +25,18 @@ const NO_ID: DeviceId = DeviceId {
 };
 
 impl Tree {
-    /// Makes the tree of these functions and the bridges above them. A function whose way to a root bus
-    /// is unknown is left out.
+    /// Makes the tree of these functions and the bridges above them. If the source does not show their
+    /// ways to a root bus, but a bridge above both, an unknown host bridge is above that; otherwise they
+    /// are left out.
     pub(crate) fn of(machine: &Machine, ends: [Address; 2]) -> Self {
         let mut tree = Self {
             tree: PciTree::default(),
             ids: BTreeMap::new(),
         };
-        let mut bridges: BTreeMap<(u32, u8), HostBridgeId> = BTreeMap::new();
-        for address in ends {
+        let mut bridges: BTreeMap<String, HostBridgeId> = BTreeMap::new();
+        let has_tree = ends.iter().all(|end| machine.bridges_above(*end).1)
+            || host_bridge_not_shown(machine, ends).is_some();
+        for address in ends.into_iter().filter(|_| has_tree) {
             tree.add(machine, &mut bridges, address);
         }
         tree
@@ -43,13 +46,10 @@ impl Tree {
     fn add(
         &mut self,
         machine: &Machine,
-        bridges: &mut BTreeMap<(u32, u8), HostBridgeId>,
+        bridges: &mut BTreeMap<String, HostBridgeId>,
         address: Address,
     ) {
-        let (above, is_whole) = machine.bridges_above(address);
-        if !is_whole {
-            return;
-        }
+        let (above, _) = machine.bridges_above(address);
         for address in above.into_iter().rev().chain([address]) {
             let Some(function) = machine
                 .function(address)
@@ -63,14 +63,11 @@ impl Tree {
                     None => return,
                 },
                 _ => {
-                    let Some(bus) = machine.root_bus(address) else {
-                        return;
-                    };
-                    let add = || {
-                        self.tree
-                            .add_host_bridge(root_bus_name(bus), known_by(machine, bus))
-                    };
-                    (*bridges.entry(bus).or_insert_with(add)).into()
+                    let bus = machine.root_bus(address);
+                    let name = bus.map_or_else(|| name_not_shown(address), root_bus_name);
+                    let id = bus.and_then(|bus| known_by(machine, bus));
+                    let add = || self.tree.add_host_bridge(name.clone(), id);
+                    (*bridges.entry(name.clone()).or_insert_with(add)).into()
                 }
             };
             let id = self.tree.add(parent, node(address, function));
@@ -103,6 +100,18 @@ impl Tree {
     pub(crate) fn address(&self, hop: Hop) -> Option<Address> {
         self.tree.name(hop).parse().ok()
     }
+}
+
+/// Returns the name of the host bridge above both functions if the source shows a bridge above both, but
+/// not their ways to a root bus.
+pub(crate) fn host_bridge_not_shown(machine: &Machine, ends: [Address; 2]) -> Option<String> {
+    let [(above, is_whole), (above_other, _)] = ends.map(|end| machine.bridges_above(end));
+    let top = above.last().filter(|top| above_other.contains(top))?;
+    (!is_whole).then(|| name_not_shown(*top))
+}
+
+fn name_not_shown(top: Address) -> String {
+    format!("the root bus above {top}")
 }
 
 /// Returns the name of a root bus in sysfs, or that of the device or the NUMA node that stands for it.
