@@ -248,6 +248,7 @@ fn gaps_of_file(machine: &Machine, tool: Tool) -> Vec<String> {
     if functions().any(|function| function.is_of_interest() && function.place == Place::Unknown) {
         gaps.push("the bridges above some devices: paste the output for all devices".to_owned());
     }
+    gaps.extend(gaps::of_host_bridges(machine));
     gaps.extend(gaps::of_host(&machine.host));
     gaps
 }
