@@ -23,7 +23,7 @@ const KERNEL_LEGEND: [&str; 2] = [
 ];
 /// The words of the wire's table.
 const WIRE_LEGEND: [&str; 2] = [
-    "PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node",
+    "PIX: at most one switch; PXB: several; PHB: the root complex; NODE: host bridges of one NUMA node",
     "SYS: two NUMA nodes; ^: ACS redirects to the root complex",
 ];
 /// Width of a text that is not for a terminal, and of a text for any wider terminal.
@@ -392,7 +392,7 @@ Rows own the memory, columns issue the DMA. Linux (p2pdma) says:
 The way on the wire, in the words of `nvidia-smi topo`:
          gpu0 nvme0 nvme1  nic0
   gpu0      -  PIX^   PHB   SYS
-  PIX: one switch; PXB: several switches; PHB: the root complex; NODE: host bridges of one NUMA node
+  PIX: at most one switch; PXB: several; PHB: the root complex; NODE: host bridges of one NUMA node
   SYS: two NUMA nodes; ^: ACS redirects to the root complex
 
   lacking  the kernel: `uname -a` shows it

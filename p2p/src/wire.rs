@@ -54,9 +54,9 @@ pub enum Summit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Distance {
-    /// The same device.
+    /// The device itself.
     X,
-    /// At most one PCIe switch.
+    /// At most one PCIe switch: also two functions of a device.
     Pix,
     /// Several switches, no host bridge.
     Pxb,
@@ -191,7 +191,7 @@ pub(crate) fn numa_node(machine: &Machine, address: Address) -> Option<u16> {
 /// Returns the distance, if the longer way below the highest point passes `ports`.
 fn distance(summit: &Summit, ports: usize) -> Distance {
     match summit {
-        Summit::Device => Distance::X,
+        Summit::Device => Distance::Pix,
         Summit::Bridge(_) if ports <= 1 => Distance::Pix,
         Summit::Bridge(_) => Distance::Pxb,
         Summit::RootComplex(_) => Distance::Phb,
@@ -314,7 +314,7 @@ mod tests {
         let wire = wire(&machine, at("1b:00.1"), at("1b:00.0")).unwrap();
         assert_eq!(
             (wire.distance, wire.redirected_at),
-            (Distance::X, vec![at("1b:00.1")])
+            (Distance::Pix, vec![at("1b:00.1")])
         );
     }
 

@@ -103,7 +103,7 @@ fn legend(shown: &Shown<'_>) -> Markup {
             }
         }
         p.note {
-            "PIX: one switch; PXB: several; PHB: root complex; NODE, SYS: host bridges of one, of two NUMA nodes; ^: ACS redirects to the root complex."
+            "PIX: at most one switch; PXB: several; PHB: root complex; NODE, SYS: host bridges of one, of two NUMA nodes; ^: ACS redirects to the root complex."
         }
     }
 }
