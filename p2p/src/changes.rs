@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use peerbar_rule::{AcsControl, Ascent, Hop, PortType, Reason, Redirect, Way};
+use peerbar_rule::{AcsControl, PortType, Way};
 use serde::Serialize;
 
 use crate::address::Address;
@@ -127,21 +127,11 @@ const FLAW: &str =
 /// Returns the ports at which the kernel's decision found a redirection, and their control registers
 /// without it.
 fn redirecting_ports(machine: &Machine, now: &KernelVerdict) -> Vec<(Address, AcsControl)> {
-    let Reason::RootComplex {
-        ascent: Ascent::Redirected(redirects),
-        ..
-    } = &now.first.decision.reason
-    else {
-        return Vec::new();
+    let port = |port: Address| match machine.function(port)?.acs {
+        Acs::Control(control) => Some((port, control.without_redirection())),
+        Acs::Absent | Acs::Unknown => None,
     };
-    let port = |redirect: &Redirect| {
-        let port = now.tree.address(Hop::Function(redirect.at))?;
-        match machine.function(port)?.acs {
-            Acs::Control(control) => Some((port, control.without_redirection())),
-            Acs::Absent | Acs::Unknown => None,
-        }
-    };
-    redirects.iter().filter_map(port).collect()
+    now.redirected_at().into_iter().filter_map(port).collect()
 }
 
 /// Returns the isolation that ends if these ports do not redirect: that between the devices that they

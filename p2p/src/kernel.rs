@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use peerbar_rule::{AcsControl, Decision, DeviceId, Platform, Release, Way, decide};
+use peerbar_rule::{
+    AcsControl, Ascent, Decision, DeviceId, Hop, Platform, Reason, Redirect, Release, Way, decide,
+};
 
 use crate::address::Address;
 use crate::machine::{Acs, Iommu, Kind, Machine};
@@ -254,6 +256,19 @@ impl KernelVerdict {
             .iter()
             .chain([&self.first])
             .any(|outcome| outcome.way == way)
+    }
+
+    /// Returns the functions at which the first decision found a redirection.
+    pub(crate) fn redirected_at(&self) -> Vec<Address> {
+        let Reason::RootComplex {
+            ascent: Ascent::Redirected(redirects),
+            ..
+        } = &self.first.decision.reason
+        else {
+            return Vec::new();
+        };
+        let address = |redirect: &Redirect| self.tree.address(Hop::Function(redirect.at));
+        redirects.iter().filter_map(address).collect()
     }
 
     /// Returns the way if it is certain.

@@ -43,6 +43,8 @@ pub struct Kernel {
     pub way: Way,
     /// The reason.
     pub why: String,
+    /// The functions at which the kernel finds a redirection.
+    pub redirected_at: Vec<Address>,
     /// Facts that the machine does not tell, and the way if they are true.
     pub conditions: Vec<Condition>,
     /// The error with which a refused transfer fails.
@@ -111,6 +113,7 @@ fn in_words(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> K
     Kernel {
         way: verdict.first.way,
         why: why(machine, verdict, ends),
+        redirected_at: verdict.redirected_at(),
         conditions: verdict.others.iter().map(condition).collect(),
         error: refusal(machine, verdict.first.way, ends[0]),
         release: machine.release().to_string(),

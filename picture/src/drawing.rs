@@ -78,7 +78,7 @@ fn drawn_row(layout: &Layout<'_>, number: usize, row: &Row<'_>) -> Markup {
                 (part(layout, port.unwrap_or(switch), &drawn_port(layout, number, row)))
                 (part(layout, switch, &html! {
                     (level(row.port.right(), row.bar.left, row.bar.top + BAR_WIRE))
-                    (node("switch", row.bar))
+                    (node(&switch.mark.classes("switch"), row.bar))
                 }))
             }
         }
@@ -115,7 +115,7 @@ fn drawn_port(layout: &Layout<'_>, number: usize, row: &Row<'_>) -> Markup {
                 path.wire d=(format!("M{} {}V{at}H{}", above.bar.left + BAR_WIRE / 2, above.bar.bottom(), row.port.left)) {}
             }
         }
-        (node(mark.classes(), row.port))
+        (node(&mark.classes("port"), row.port))
     }
 }
 
@@ -126,7 +126,7 @@ fn drawn_devices(layout: &Layout<'_>, bar: i32, devices: &[DevicePosition<'_>]) 
             @for device in devices {
                 (part(layout, device.function, &html! {
                     (wire_to_bar(device, device.area, bar))
-                    (node("device", device.area))
+                    (node(&device.function.mark.classes("device"), device.area))
                 }))
             }
         };
@@ -135,13 +135,13 @@ fn drawn_devices(layout: &Layout<'_>, bar: i32, devices: &[DevicePosition<'_>]) 
         @if let Some(first) = devices.first() {
             (part(layout, port, &html! {
                 (wire_to_bar(first, area, bar))
-                (node(port.mark.classes(), area))
+                (node(&port.mark.classes("port"), area))
             }))
         }
         @for device in devices {
             (part(layout, device.function, &html! {
                 (upright(device.area.middle(), area.bottom(), device.area.top))
-                (node("device", device.area))
+                (node(&device.function.mark.classes("device"), device.area))
             }))
         }
     }
@@ -174,7 +174,8 @@ pub fn words(layout: &Layout<'_>) -> Markup {
     html! {
         @for row in &layout.rows {
             @if let Some((_, port)) = row.switch { (words_of_port(row, port)) }
-            (text("part", row.bar.left + 12, row.bar.top + 20, "start", &row.title()))
+            @let sign = row.switch.map_or("", |(switch, _)| switch.mark.sign());
+            (text("part", row.bar.left + 12, row.bar.top + 20, "start", &format!("{}{sign}", row.title())))
             @for devices in row.devices.chunk_by(has_same_port) {
                 (words_of_tab(layout, devices))
                 @for device in devices { (words_of_device(device, &layout.shape)) }
@@ -214,7 +215,7 @@ fn words_of_device(device: &DevicePosition<'_>, shape: &Shape) -> Markup {
     let mut lines = shape.baselines.iter().map(|line| top + line);
     let name = lines.next().unwrap_or(top);
     html! {
-        (text("name", middle, name, "middle", device.name))
+        (text("name", middle, name, "middle", &format!("{}{}", device.name, device.function.mark.sign())))
         @for (words, line) in device.function.words.iter().zip(lines) {
             (text("note", middle, line, "middle", words))
         }

@@ -15,7 +15,7 @@ pub struct Function {
     pub words: Vec<String>,
     /// Everything about it, for a tooltip.
     pub title: Option<String>,
-    /// The effect of a port on requests between peers.
+    /// Its effect on requests between peers.
     pub mark: Mark,
     /// NUMA node of its root bus.
     pub socket: Option<u16>,
@@ -34,7 +34,7 @@ pub enum Port {
     Downstream,
 }
 
-/// The effect of a port on requests between peers.
+/// The effect of a port, or of one function of a device, on requests between peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mark {
     /// It forwards them.
@@ -47,16 +47,17 @@ pub enum Mark {
 }
 
 impl Mark {
-    /// Returns the classes of a port's box.
-    pub(crate) fn classes(self) -> &'static str {
-        match self {
-            Self::None => "port",
-            Self::Redirects => "port redirects",
-            Self::Unknown => "port unknown",
-        }
+    /// Returns the classes of the box of a port, a switch or a device, which is its `kind`.
+    pub(crate) fn classes(self, kind: &str) -> String {
+        let effect = match self {
+            Self::None => "",
+            Self::Redirects => " redirects",
+            Self::Unknown => " unknown",
+        };
+        format!("{kind}{effect}")
     }
 
-    /// Returns the sign after a port's address.
+    /// Returns the sign after a name or an address.
     pub(crate) fn sign(self) -> &'static str {
         match self {
             Self::None => "",

@@ -96,10 +96,10 @@ fn legend(shown: &Shown<'_>) -> Markup {
                 div { dt.(class) { (word) } dd { (meaning) } }
             }
             @if !marks.redirect.is_empty() {
-                div { dt.no { "↑" } dd { "port that redirects requests to the root complex (ACS)" } }
+                div { dt.no { "↑" } dd { "redirects requests to the root complex (ACS)" } }
             }
             @if !marks.unknown.is_empty() {
-                div { dt.open { "?" } dd { "port that may do so: its ACS is not known" } }
+                div { dt.open { "?" } dd { "may do so: its ACS is not known" } }
             }
         }
         p.note {

@@ -187,6 +187,28 @@ mod tests {
     }
 
     #[test]
+    fn every_function_at_which_linux_finds_a_redirection_is_marked() {
+        let mut machine = machine(&two_sockets(REDIRECTS));
+        // Two functions of a device, whose requests to each other do not reach the port above it.
+        let gpu = machine.function(at(GPU)).cloned().unwrap();
+        machine.functions.insert(at("1a:00.1"), gpu);
+        for other in ["1b:00.0", "1c:00.0", "86:00.0"] {
+            machine.functions.remove(&at(other));
+        }
+        let marked = |machine: &Machine, class: &str| page_of(machine).contains(class);
+        assert!(marked(&machine, "node port redirects"));
+        assert!(marked(&machine, ">19:08.0 ↑<"));
+        assert!(!marked(&machine, "node device redirects"));
+        let port = machine
+            .function(at("19:08.0"))
+            .map(|port| port.acs)
+            .unwrap();
+        machine.functions.get_mut(&at(GPU)).unwrap().acs = port;
+        assert!(marked(&machine, "node device redirects"));
+        assert!(marked(&machine, ">gpu0 ↑<"));
+    }
+
+    #[test]
     fn machine_without_pairs_has_its_devices_only() {
         let text = "01:00.0 Non-Volatile memory controller [0108]: Samsung [144d:a80a]\n";
         let machine = machine(text);

@@ -168,7 +168,7 @@ fn functions(shown: &Shown<'_>) -> Vec<Function> {
                 short(&address.to_string()).to_owned(),
             ],
             title: Some(device.map_or_else(|| bridge_title(*address, function), device_title)),
-            mark: marks.of_port(*address),
+            mark: marks.of_function(*address),
             socket: wire::numa_node(machine, *address),
             has_loop: false,
         }
@@ -229,7 +229,8 @@ fn bridge_title(address: Address, function: &machine::Function) -> String {
     format!("{kind} {address}\n{}", function.description)
 }
 
-/// The ports that redirect requests between the pairs of the matrix, or may do so.
+/// The functions that redirect requests between the pairs of the matrix, on the wire or as Linux
+/// assumes, or may do so.
 pub(super) struct Marks {
     pub(super) redirect: BTreeSet<Address>,
     pub(super) unknown: BTreeSet<Address>,
@@ -245,16 +246,18 @@ impl Marks {
             ]
             .concat()
         };
+        let kernels = shown.pairs.iter().filter_map(|pair| pair.kernel.as_ref());
+        let for_kernel = kernels.flat_map(|kernel| kernel.redirected_at.iter().copied());
         Self {
-            redirect: wires().flat_map(redirecting).collect(),
+            redirect: wires().flat_map(redirecting).chain(for_kernel).collect(),
             unknown: wires().flat_map(|wire| wire.unknown_at.clone()).collect(),
         }
     }
 
-    fn of_port(&self, port: Address) -> Mark {
-        if self.redirect.contains(&port) {
+    fn of_function(&self, function: Address) -> Mark {
+        if self.redirect.contains(&function) {
             Mark::Redirects
-        } else if self.unknown.contains(&port) {
+        } else if self.unknown.contains(&function) {
             Mark::Unknown
         } else {
             Mark::None
