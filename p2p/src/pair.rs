@@ -101,6 +101,16 @@ impl Machine {
     }
 }
 
+impl Pair {
+    /// Returns a note on the path if it is not the way on the wire. Linux assumes that any port up to the
+    /// common bridge redirects, also the one through which a request leaves it.
+    pub(crate) fn path_note(&self) -> Option<&'static str> {
+        let is_redirected = !self.kernel.as_ref()?.redirected_at.is_empty();
+        let is_direct = self.wire.as_ref()?.is_direct();
+        (is_redirected && is_direct).then_some("as Linux assumes it, not the way on the wire")
+    }
+}
+
 fn in_words(machine: &Machine, verdict: &KernelVerdict, ends: [Address; 2]) -> Kernel {
     let condition = |outcome: &Outcome| Condition {
         when: outcome

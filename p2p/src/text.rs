@@ -275,7 +275,12 @@ pub(crate) fn pair(machine: &Machine, pair: &Pair, width: usize) -> String {
         let line = format!("{}: {}", wire.distance.word(), wire.sentence(machine));
         text.push_str(&block("wire", &[line], width));
     }
-    text.push_str(&block_unwrapped("path", &path(&pair.path, &labels, width)));
+    let note = pair.path_note().map(|note| format!("{note}:"));
+    let path: Vec<String> = note
+        .into_iter()
+        .chain(path(&pair.path, &labels, width))
+        .collect();
+    text.push_str(&block_unwrapped("path", &path));
     text.push_str(&block("log", &pair.statements, width));
     text.push_str(&block("change", &changes(&pair.changes), width));
     text.push_str(&block("warning", &pair.warnings, width));

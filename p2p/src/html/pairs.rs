@@ -51,21 +51,24 @@ fn drawn(machine: &Machine, labels: &Labels, cell: &Cell, pair: &Pair) -> Markup
                     dt { "Wire" }
                     dd { b { (wire.distance.word()) } ": " (wire.sentence(machine)) }
                 }
-                (part("Path", &pair.path, hop_of))
-                (part("Log", &pair.statements, |line| html! { (line) }))
-                (part("Changes", &pair.changes, change))
-                (part("Warnings", &pair.warnings, |line| html! { (line) }))
+                (part("Path", pair.path_note(), &pair.path, hop_of))
+                (part("Log", None, &pair.statements, |line| html! { (line) }))
+                (part("Changes", None, &pair.changes, change))
+                (part("Warnings", None, &pair.warnings, |line| html! { (line) }))
             }
         }
     }
 }
 
-/// Returns a list under a title, or nothing without items.
-fn part<T>(title: &str, items: &[T], drawn: impl Fn(&T) -> Markup) -> Markup {
+/// Returns a list under a title, after a note, or nothing without items.
+fn part<T>(title: &str, note: Option<&str>, items: &[T], drawn: impl Fn(&T) -> Markup) -> Markup {
     html! {
         @if !items.is_empty() {
             dt { (title) }
-            dd { ol.(title.to_lowercase()) { @for item in items { li { (drawn(item)) } } } }
+            dd {
+                @if let Some(note) = note { span.soft { (note) ":" } }
+                ol.(title.to_lowercase()) { @for item in items { li { (drawn(item)) } } }
+            }
         }
     }
 }
@@ -137,6 +140,7 @@ mod tests {
     use crate::samples::{DIRECT, REDIRECTS, at, machine, two_sockets};
 
     const GPU: &str = "1a:00.0";
+    const NOTE: &str = "as Linux assumes it, not the way on the wire";
 
     /// Returns the way of a client to the GPU.
     fn route(acs: &str, client: &str) -> (String, String) {
@@ -206,6 +210,20 @@ mod tests {
         machine.functions.get_mut(&at(GPU)).unwrap().acs = port;
         assert!(marked(&machine, "node device redirects"));
         assert!(marked(&machine, ">gpu0 ↑<"));
+    }
+
+    #[test]
+    fn path_that_only_linux_assumes_says_so() {
+        // The provider's port redirects, which matters to Linux but not to a request.
+        let text = two_sockets(DIRECT).replacen(DIRECT, REDIRECTS, 1);
+        let machine = machine(&text);
+        let pair = machine.pair(at("1b:00.0"), at(GPU));
+        assert_eq!(pair.path_note(), Some(NOTE));
+        assert!(page_of(&machine).contains(&format!("<span class=\"soft\">{NOTE}:</span>")));
+        let text = crate::text::pair(&machine, &pair, 80);
+        assert!(text.contains(&format!("  path     {NOTE}:\n")), "{text}");
+        let opposite = machine.pair(at(GPU), at("1b:00.0"));
+        assert_eq!(opposite.path_note(), None);
     }
 
     #[test]
