@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
 /// A fact that the machine does not tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Assumption {
-    /// ACS redirects at one of these ports.
+    /// ACS redirects at one of these functions: ports, or those of a device with several.
     Redirected(Vec<Address>),
     /// The processor is an AMD Zen or later.
     Trusted,
@@ -56,7 +56,7 @@ impl fmt::Display for Assumption {
             Self::Redirected(ports) if ports.len() > MOST_NAMED => {
                 write!(
                     f,
-                    "ACS redirects at one of {} ports on the path",
+                    "ACS redirects at one of {} functions on the path",
                     ports.len()
                 )
             }
@@ -75,7 +75,7 @@ impl fmt::Display for Assumption {
     }
 }
 
-/// The most ports that a condition names; the path shows all of them.
+/// The most functions that a condition names; the path shows all of them.
 const MOST_NAMED: usize = 3;
 /// A host bridge on every release's list.
 const LISTED: DeviceId = DeviceId {
@@ -424,7 +424,7 @@ mod tests {
         };
         let words = |count| Assumption::Redirected(ports(count)).to_string();
         assert_eq!(words(2), "ACS redirects at 0000:00:00.0 or 0000:01:00.0");
-        assert_eq!(words(4), "ACS redirects at one of 4 ports on the path");
+        assert_eq!(words(4), "ACS redirects at one of 4 functions on the path");
     }
 
     #[test]
