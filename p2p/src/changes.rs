@@ -28,10 +28,41 @@ pub(crate) fn of_pair(
     provider: Address,
     now: &KernelVerdict,
 ) -> Vec<Change> {
+    if now.first.way == Way::BusAddress {
+        return Vec::new();
+    }
     let mut changes = without_redirection(machine, client, provider, now);
     changes.extend(below_one_switch(machine, client, provider, now));
     changes.extend(newer_kernel(machine, client, provider, now));
     changes
+}
+
+/// Returns the parts of `machine` on which a verdict on `ends` depends: a changed copy of a large machine
+/// for each of its pairs would take long.
+fn parts(machine: &Machine, ends: [Address; 2]) -> Machine {
+    let ways = ends.iter().flat_map(|end| machine.bridges_above(*end).0);
+    let devices = ends.iter().flat_map(|end| {
+        let [first, last] = [0, u8::MAX].map(|function| Address { function, ..*end });
+        machine
+            .functions
+            .range(first..=last)
+            .map(|(address, _)| *address)
+    });
+    let buses = ends.iter().filter_map(|end| machine.root_bus(*end));
+    let host_bridges = buses.flat_map(|bus| machine.on_root_bus(bus).take(1));
+    let addresses: BTreeSet<Address> = ways
+        .chain(devices)
+        .chain(host_bridges.map(|(address, _)| *address))
+        .collect();
+    let functions = addresses.into_iter();
+    let functions = functions.filter_map(|at| Some((at, machine.function(at)?.clone())));
+    Machine {
+        functions: functions.collect(),
+        host: machine.host.clone(),
+        is_complete: machine.is_complete,
+        is_selection: machine.is_selection,
+        ..Machine::default()
+    }
 }
 
 /// Returns the way in the changed machine if it is more than now, and the condition for that.
@@ -57,7 +88,10 @@ fn without_redirection(
     now: &KernelVerdict,
 ) -> Vec<Change> {
     let ports = redirecting_ports(machine, now);
-    let mut changed = machine.clone();
+    if ports.is_empty() {
+        return Vec::new();
+    }
+    let mut changed = parts(machine, [client, provider]);
     for (port, control) in &ports {
         if let Some(function) = changed.functions.get_mut(port) {
             function.acs = Acs::Control(*control);
@@ -201,7 +235,10 @@ fn below_one_switch(
             .iter()
             .find(|bridge| has_slots(machine, **bridge, other))?;
         let is_there = machine.bridges_above(moved).0.contains(switch);
-        let changed = moved_below(machine, moved, *switch).filter(|_| !is_there)?;
+        if is_there {
+            return None;
+        }
+        let changed = moved_below(machine, [moved, other], *switch)?;
         let (way, price) = tried(&changed, client, provider, now)?;
         let change =
             format!("move {moved} to a slot of the switch at {switch}, which is above {other}");
@@ -238,9 +275,9 @@ fn has_slots(machine: &Machine, bridge: Address, other: Address) -> bool {
     is_switch && !is_of_card && machine.functions.values().any(has_slot)
 }
 
-/// Returns the machine with `moved` below a new port of `switch`, which is like one of its ports: like
-/// one that redirects, if any does.
-fn moved_below(machine: &Machine, moved: Address, switch: Address) -> Option<Machine> {
+/// Returns the machine with the first of `ends` below a new port of `switch`, which is like one of its
+/// ports: like one that redirects, if any does.
+fn moved_below(machine: &Machine, ends: [Address; 2], switch: Address) -> Option<Machine> {
     let ports = machine
         .functions
         .values()
@@ -250,7 +287,7 @@ fn moved_below(machine: &Machine, moved: Address, switch: Address) -> Option<Mac
         Acs::Absent | Acs::Unknown => false,
     };
     let like = ports.max_by_key(redirects)?.clone();
-    let mut changed = machine.clone();
+    let mut changed = parts(machine, ends);
     let new_port = Address {
         bus: 0xff,
         device: 0x1f,
@@ -258,7 +295,7 @@ fn moved_below(machine: &Machine, moved: Address, switch: Address) -> Option<Mac
         ..switch
     };
     changed.functions.insert(new_port, like);
-    changed.functions.get_mut(&moved)?.place = Place::Below(new_port);
+    changed.functions.get_mut(&ends[0])?.place = Place::Below(new_port);
     Some(changed)
 }
 
@@ -270,8 +307,8 @@ fn newer_kernel(
     now: &KernelVerdict,
 ) -> Option<Change> {
     machine.host.release.as_ref()?;
+    let mut changed = parts(machine, [client, provider]);
     machine.release().later().find_map(|release| {
-        let mut changed = machine.clone();
         changed.host.release = Some(release.to_string());
         let (way, price) = tried(&changed, client, provider, now)?;
         let change = format!("use Linux {release} or later, whose list has the host bridge");
