@@ -103,10 +103,14 @@ pub fn answer(options: &Options, columns: Option<u16>) -> Result<String, CliErro
         _ => {
             let matrix = match &options.html {
                 Some(file) => {
-                    let (matrix, pairs) = machine.matrix_with_pairs(options.all);
-                    let page = html::page(&machine, &matrix, &pairs);
+                    let detailed = machine.detailed(options.all);
+                    let page = html::page(&machine, &detailed);
                     write(file, &decode::clean(&page))?;
-                    matrix
+                    if detailed.left_out.is_empty() {
+                        detailed.matrix
+                    } else {
+                        machine.matrix(options.all)
+                    }
                 }
                 None => machine.matrix(options.all),
             };

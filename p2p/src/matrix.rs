@@ -1,12 +1,14 @@
 //! All pairs of a machine's providers and clients.
 
+use std::collections::BTreeSet;
+
 use peerbar_rule::Way;
 use serde::Serialize;
 
 use crate::address::Address;
 use crate::kernel;
 use crate::labels::Labels;
-use crate::machine::Machine;
+use crate::machine::{Function, Machine};
 use crate::pair::Pair;
 use crate::warnings;
 use crate::wire::{self, Distance, Wire};
@@ -64,45 +66,106 @@ pub struct Cell {
     pub is_wire_conditional: bool,
 }
 
+/// The verdicts on all pairs, and everything about each.
+#[derive(Clone, Debug)]
+pub(crate) struct Detailed {
+    pub(crate) matrix: Matrix,
+    /// The pairs of the matrix, in the same order.
+    pub(crate) pairs: Vec<Pair>,
+    /// The devices that the matrix lacks, because it has others of their kind.
+    pub(crate) left_out: Vec<Device>,
+}
+
+/// The most functions of a device that a page shows if they are alike. A device without virtual
+/// functions has no more.
+const MOST_ALIKE: usize = 8;
+/// The number of them that stand for more.
+const EXAMPLES: usize = 2;
+
 impl Machine {
     /// Returns the verdicts on all pairs of devices of interest, or of all functions except bridges
     /// if `all` is set.
     pub fn matrix(&self, all: bool) -> Matrix {
-        self.matrix_of(all, |(client, provider)| self.cell(client, provider))
+        self.matrix_of(self.listed(all), |(client, provider)| {
+            self.cell(client, provider)
+        })
     }
 
-    /// Returns the same, and everything about each pair in the same order. Each pair is judged once.
-    pub(crate) fn matrix_with_pairs(&self, all: bool) -> (Matrix, Vec<Pair>) {
+    /// Returns the same, and everything about each pair, which is judged once. Two stand for many
+    /// functions of a device that are alike, such as virtual functions: their number squared would be
+    /// that of the pairs, which have the same verdicts.
+    pub(crate) fn detailed(&self, all: bool) -> Detailed {
+        let (shown, left_out) = self.without_alike(self.listed(all));
         let mut pairs = Vec::new();
-        let matrix = self.matrix_of(all, |(client, provider)| {
+        let matrix = self.matrix_of(shown, |(client, provider)| {
             let pair = self.pair(client, provider);
             let cell = Cell::of_pair(&pair);
             pairs.push(pair);
             cell
         });
-        (matrix, pairs)
+        Detailed {
+            matrix,
+            pairs,
+            left_out,
+        }
     }
 
-    /// Returns the matrix with the cells that `judge` returns.
-    fn matrix_of(&self, all: bool, judge: impl FnMut(Ends) -> Cell) -> Matrix {
+    /// Splits off devices whose verdicts are those of others in the list.
+    fn without_alike(&self, devices: Vec<Device>) -> (Vec<Device>, Vec<Device>) {
+        let mut groups: Vec<Vec<&Device>> = Vec::new();
+        for device in &devices {
+            let group = groups.iter_mut().find(|group| {
+                let first = group.first();
+                first.is_some_and(|first| self.are_alike(first, device))
+            });
+            match group {
+                Some(group) => group.push(device),
+                None => groups.push(vec![device]),
+            }
+        }
+        let large = groups.into_iter().filter(|group| group.len() > MOST_ALIKE);
+        let left_out: BTreeSet<Address> = large
+            .flat_map(|group| group.into_iter().skip(EXAMPLES))
+            .map(|device| device.address)
+            .collect();
+        let is_shown = |device: &Device| !left_out.contains(&device.address);
+        devices.into_iter().partition(is_shown)
+    }
+
+    /// Returns `true` if both are functions of one device with the same properties on which verdicts
+    /// depend.
+    fn are_alike(&self, one: &Device, other: &Device) -> bool {
+        let properties = |device: &Device| {
+            let function = self.function(device.address)?;
+            Some((function.kind(), function.acs, function.iommu))
+        };
+        (one.is_provider, one.memory, &one.driver)
+            == (other.is_provider, other.memory, &other.driver)
+            && properties(one) == properties(other)
+            && self.is_one_device(one.address, other.address)
+    }
+
+    /// Returns the devices of a matrix.
+    fn listed(&self, all: bool) -> Vec<Device> {
         let labels = Labels::of(self);
-        let device = |address: &Address| -> Option<Device> {
-            let function = self.function(*address)?;
-            Some(Device {
-                label: labels.label(*address).to_owned(),
-                address: *address,
-                description: function.description.clone(),
-                is_provider: function.is_provider(),
-                memory: function.provider_bar().and_then(|bar| bar.size),
-                numa_node: function.numa_node,
-                driver: function.driver.clone(),
-            })
+        let device = |(address, function): (&Address, &Function)| Device {
+            label: labels.label(*address).to_owned(),
+            address: *address,
+            description: function.description.clone(),
+            is_provider: function.is_provider(),
+            memory: function.provider_bar().and_then(|bar| bar.size),
+            numa_node: function.numa_node,
+            driver: function.driver.clone(),
         };
         let listed = self
             .functions
             .iter()
             .filter(|(_, function)| function.is_listed(all));
-        let devices: Vec<Device> = listed.filter_map(|(address, _)| device(address)).collect();
+        listed.map(device).collect()
+    }
+
+    /// Returns the matrix of `devices` with the cells that `judge` returns.
+    fn matrix_of(&self, devices: Vec<Device>, judge: impl FnMut(Ends) -> Cell) -> Matrix {
         Matrix {
             pairs: pairs_of(&devices).into_iter().map(judge).collect(),
             warnings: warnings::of_machine(self),
@@ -197,7 +260,9 @@ impl Cell {
 
 #[cfg(test)]
 mod tests {
-    use crate::samples::{REDIRECTS, machine, two_sockets};
+    use super::*;
+    use crate::html::page_of;
+    use crate::samples::{REDIRECTS, at, machine, two_sockets};
 
     #[test]
     fn cells_are_the_same_with_everything_about_their_pairs() {
@@ -205,9 +270,61 @@ mod tests {
         let hidden = shown.replace("ACSCtl", "").replace("NUMA node", "Node");
         for text in [shown, hidden] {
             let machine = machine(&text);
-            let (matrix, pairs) = machine.matrix_with_pairs(true);
+            let Detailed {
+                matrix,
+                pairs,
+                left_out,
+            } = machine.detailed(true);
             assert_eq!(matrix.pairs, machine.matrix(true).pairs);
-            assert!(!pairs.is_empty() && pairs.len() == matrix.pairs.len());
+            assert!(!pairs.is_empty() && pairs.len() == matrix.pairs.len() && left_out.is_empty());
         }
+    }
+
+    #[test]
+    fn two_virtual_functions_stand_for_many() {
+        let machine = |count: u8| {
+            let mut machine = machine(&two_sockets(REDIRECTS));
+            let function = machine.function(at("86:00.0")).cloned().unwrap();
+            for number in 0..count {
+                let address = Address {
+                    device: number / 8 + 1,
+                    function: number % 8,
+                    ..at("86:00.0")
+                };
+                let function = Function {
+                    driver: None,
+                    ..function.clone()
+                };
+                machine.functions.insert(address, function);
+            }
+            machine
+        };
+        let few = machine(8).detailed(false);
+        assert_eq!((few.matrix.devices.len(), few.left_out.len()), (12, 0));
+        let many = machine(128);
+        let Detailed {
+            matrix,
+            pairs,
+            left_out,
+        } = many.detailed(false);
+        assert_eq!(
+            (matrix.devices.len(), pairs.len(), left_out.len()),
+            (6, 5, 126)
+        );
+        let example = matrix.pairs.last().unwrap();
+        for left_out in left_out {
+            let cell = many.cell(left_out.address, example.provider);
+            assert_eq!(
+                Cell {
+                    client: example.client,
+                    ..cell
+                },
+                *example
+            );
+        }
+        let page = page_of(&many);
+        let note = "126 functions are left out, since two others of their device stand for them: nic3-128.";
+        assert!(page.contains(note) && page.contains(">nic128<"), "{page}");
+        assert!(page.len() < 100_000);
     }
 }

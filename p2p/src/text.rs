@@ -189,14 +189,12 @@ fn lists(matrix: &Matrix, width: usize) -> String {
         .map(|device| (device.address, device.label.as_str()))
         .collect();
     let mut text = String::new();
-    for provider in matrix.devices.iter().filter(|device| device.is_provider) {
-        let _ = writeln!(text, "  {}", provider.label);
+    let of_one_provider = |one: &Cell, next: &Cell| one.provider == next.provider;
+    for cells in matrix.pairs.chunk_by(of_one_provider) {
+        let provider = cells.first().and_then(|cell| labels.get(&cell.provider));
+        let _ = writeln!(text, "  {}", provider.copied().unwrap_or_default());
         let mut groups: Vec<((String, String), Vec<&str>)> = Vec::new();
-        for cell in matrix
-            .pairs
-            .iter()
-            .filter(|cell| cell.provider == provider.address)
-        {
+        for cell in cells {
             let key = (cell.kernel_word(), cell.wire_word());
             let label = labels.get(&cell.client).copied().unwrap_or_default();
             match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -214,7 +212,7 @@ fn lists(matrix: &Matrix, width: usize) -> String {
 }
 
 /// Joins labels, consecutive ones as ranges: `gpu0-3 nic7`.
-fn in_ranges(labels: &[&str]) -> String {
+pub(crate) fn in_ranges(labels: &[&str]) -> String {
     let numbered = |label: &&str| {
         let prefix = label.trim_end_matches(|c: char| c.is_ascii_digit());
         let number: u32 = label.get(prefix.len()..)?.parse().ok()?;

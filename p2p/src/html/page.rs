@@ -8,7 +8,7 @@ use super::grid::grid;
 use super::pairs;
 use super::picture::picture;
 use crate::machine::Machine;
-use crate::matrix::{Cell, Matrix};
+use crate::matrix::{Cell, Detailed, Device, Matrix};
 use crate::pair::Pair;
 use crate::size::human;
 use crate::text::host;
@@ -35,14 +35,18 @@ pub(super) struct Shown<'a> {
     pub(super) matrix: &'a Matrix,
     /// The pairs of the matrix, in the same order.
     pub(super) pairs: &'a [Pair],
+    /// The devices that the matrix lacks.
+    pub(super) left_out: &'a [Device],
 }
 
-/// Returns the page of `matrix` and its `pairs`, which are in the same order.
-pub(crate) fn page(machine: &Machine, matrix: &Matrix, pairs: &[Pair]) -> String {
+/// Returns the page of `machine`, whose verdicts are `detailed`.
+pub(crate) fn page(machine: &Machine, detailed: &Detailed) -> String {
+    let matrix = &detailed.matrix;
     let shown = Shown {
         machine,
         matrix,
-        pairs,
+        pairs: &detailed.pairs,
+        left_out: &detailed.left_out,
     };
     let body = html! {
         a.skip href="#matrix" { "Skip to the matrix" }
@@ -50,14 +54,14 @@ pub(crate) fn page(machine: &Machine, matrix: &Matrix, pairs: &[Pair]) -> String
             p.brand { "peerbar p2p" }
             h1 { "Which devices reach each other" }
             p.facts { (host(machine).trim_end()) }
-            p.facts { (tally(matrix)) }
+            p.facts { (tally(&shown)) }
         }
         main {
             (notes(matrix))
             @if let Some(picture) = picture(&shown) { (picture) }
             (grid(&shown))
             (pairs::pairs(&shown))
-            (devices(matrix))
+            (devices(&shown))
         }
         footer { p { "Made by peerbar " (env!("CARGO_PKG_VERSION")) "." } }
     };
@@ -75,10 +79,11 @@ pub(super) fn class(cell: &Cell) -> &'static str {
 }
 
 /// Returns the number of pairs by verdict.
-fn tally(matrix: &Matrix) -> Markup {
-    let count = |of: &str| matrix.pairs.iter().filter(|cell| class(cell) == of).count();
+fn tally(shown: &Shown<'_>) -> Markup {
+    let pairs = &shown.matrix.pairs;
+    let count = |of: &str| pairs.iter().filter(|cell| class(cell) == of).count();
     html! {
-        (matrix.devices.len()) " devices, " (matrix.pairs.len()) " pairs"
+        (shown.matrix.devices.len()) " devices, " (pairs.len()) " pairs"
         @for (class, _, meaning) in VERDICTS {
             @if count(class) > 0 { " · " b.(class) { (count(class)) } " " (meaning) }
         }
@@ -106,7 +111,8 @@ fn notes(matrix: &Matrix) -> Markup {
     }
 }
 
-fn devices(matrix: &Matrix) -> Markup {
+fn devices(shown: &Shown<'_>) -> Markup {
+    let devices = shown.matrix.devices.iter().chain(shown.left_out);
     html! {
         section aria-labelledby="devices" {
             h2 id="devices" { "Devices" }
@@ -115,7 +121,7 @@ fn devices(matrix: &Matrix) -> Markup {
                     th scope="col" { "name" } th scope="col" { "address" } th scope="col" { "device" }
                     th scope="col" { "memory" } th scope="col" { "node" } th scope="col" { "driver" }
                 } }
-                tbody { @for device in &matrix.devices { tr {
+                tbody { @for device in devices { tr {
                     th scope="row" { (device.label) }
                     td.mono { (device.address) }
                     td { (device.description) }
@@ -131,6 +137,5 @@ fn devices(matrix: &Matrix) -> Markup {
 /// Returns the page of `machine`.
 #[cfg(test)]
 pub(crate) fn page_of(machine: &Machine) -> String {
-    let (matrix, pairs) = machine.matrix_with_pairs(false);
-    page(machine, &matrix, &pairs)
+    page(machine, &machine.detailed(false))
 }
