@@ -15,6 +15,10 @@ pub struct Twin {
     /// The verdicts, by the name of the device with the memory.
     #[serde(default)]
     pub verdicts: BTreeMap<String, ProviderVerdicts>,
+    /// The clients whose verdicts depend on facts that the source lacks, by the name of the device with
+    /// the memory. The verdict is that without any of these facts.
+    #[serde(default)]
+    pub conditional: BTreeMap<String, Vec<String>>,
     /// Differences between the machine and the scenario, as sentences.
     #[serde(default)]
     pub differences: Vec<String>,
@@ -46,6 +50,12 @@ impl Twin {
             .find(|(clients, _)| clients.iter().any(|name| name == client));
         found.map(|(_, verdict)| verdict)
     }
+
+    /// Returns `true` if that verdict depends on facts that the source lacks.
+    pub fn is_conditional(&self, provider: &str, client: &str) -> bool {
+        let clients = self.conditional.get(provider);
+        clients.is_some_and(|clients| clients.iter().any(|name| name == client))
+    }
 }
 
 #[cfg(test)]
@@ -58,11 +68,12 @@ mod tests {
     #[test]
     fn verdicts_are_found_by_provider_and_client() {
         let text = "name = \"x\"\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"1M\" }]\n[twin]\nof = \"x\"\n\
-                    verdicts.g0 = { bus-address = [\"d0\"], not-supported = [\"d1\", \"gone\"] }\n";
+                    verdicts.g0 = { bus-address = [\"d0\"], not-supported = [\"d1\", \"gone\"] }\nconditional.g0 = [\"d1\"]\n";
         let scenario = Scenario::parse_interactive(Path::new("x.toml"), text).unwrap();
         let twin = scenario.twin.unwrap();
         assert_eq!(twin.verdict("g0", "d0"), Some(Way::BusAddress));
         assert_eq!(twin.verdict("g0", "d1"), Some(Way::NotSupported));
         assert_eq!(twin.verdict("d0", "g0"), None);
+        assert!(twin.is_conditional("g0", "d1") && !twin.is_conditional("g0", "d0"));
     }
 }

@@ -92,6 +92,8 @@ pub(crate) struct KernelDecision {
 pub(crate) struct MachineDecision {
     /// The verdict.
     pub verdict: Way,
+    /// The verdict depends on facts that the source lacks.
+    pub is_conditional: bool,
     /// Set if the rule's verdict on the scenario is the same.
     pub agrees: bool,
     /// The source that the machine was read from.
@@ -277,6 +279,7 @@ impl MachineDecision {
         let verdict = twin.verdict(&pair.provider, &pair.client)?;
         Some(Self {
             verdict,
+            is_conditional: twin.is_conditional(&pair.provider, &pair.client),
             agrees: verdict == rule.into(),
             of: twin.of.clone(),
         })

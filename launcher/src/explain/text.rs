@@ -80,9 +80,13 @@ fn chosen(kernel: &KernelDecision) -> Vec<String> {
 
 fn on_machine(machine: &MachineDecision) -> String {
     let (verdict, of) = (twin::word(machine.verdict), &machine.of);
+    let condition = match machine.is_conditional {
+        true => ", if no condition of `peerbar p2p` holds",
+        false => "",
+    };
     match machine.agrees {
-        true => format!("{of}: {verdict}, as here"),
-        false => format!("DIFFERS: {verdict} on the machine of {of}"),
+        true => format!("{of}: {verdict}, as here{condition}"),
+        false => format!("DIFFERS: {verdict} on the machine of {of}{condition}"),
     }
 }
 

@@ -10,8 +10,9 @@ use peerbar_rule::Way;
 
 use super::explanation::Explanation;
 
-/// The verdicts of machine and rule, the best first, and the kernel's if it is not the rule's.
-type Verdicts = (Reverse<Way>, Reverse<Way>, Option<&'static str>);
+/// The verdicts of machine and rule, the best first, the kernel's if it is not the rule's, and whether
+/// the machine's depends on facts that the source lacks.
+type Verdicts = (Reverse<Way>, Reverse<Way>, Option<&'static str>, bool);
 
 /// Pairs with the same verdicts.
 #[derive(Default)]
@@ -22,8 +23,8 @@ struct Group<'a> {
     decided: usize,
 }
 
-/// Width of a column: that of the longest verdict.
-const COLUMN: usize = 20;
+/// Width of a column: that of the longest verdict with a question mark.
+const COLUMN: usize = 21;
 
 /// Returns the verdicts on all pairs of `twin`, and its differences from the machine, in lines of
 /// `width` columns.
@@ -38,6 +39,7 @@ pub(super) fn table(twin: &Twin, explanations: &[Explanation], width: usize) -> 
             Reverse(machine.verdict),
             Reverse(explanation.rule.verdict.into()),
             other_choice(explanation),
+            machine.is_conditional,
         );
         let group = groups.entry(verdicts).or_default();
         let of_provider = group.clients.entry(&explanation.provider).or_default();
@@ -90,7 +92,7 @@ pub(super) fn word(verdict: Way) -> &'static str {
 }
 
 impl Group<'_> {
-    fn row(&self, (Reverse(machine), Reverse(rule), kernel): &Verdicts) -> String {
+    fn row(&self, (Reverse(machine), Reverse(rule), kernel, is_conditional): &Verdicts) -> String {
         let count: usize = self.clients.values().map(Vec::len).sum();
         let seen = match (kernel, self.decided) {
             (Some(kernel), _) => kernel,
@@ -106,7 +108,8 @@ impl Group<'_> {
             true => "",
             false => "  DIFFERS",
         };
-        let (own, of_rule) = (word(*machine), word(*rule));
+        let condition = if *is_conditional { "?" } else { "" };
+        let (own, of_rule) = (format!("{}{condition}", word(*machine)), word(*rule));
         format!("  {own:COLUMN$}{of_rule:COLUMN$}{seen:COLUMN$}{count}{decided}{mark}\n")
     }
 
@@ -156,6 +159,7 @@ namespaces = [{ ram = "1M" }]
 of = "server.txt"
 differences = ["The guest has one NUMA node."]
 verdicts.gpu0 = { bus-address = ["near"], through-host-bridge = ["far"] }
+conditional.gpu0 = ["far"]
 "#;
 
     fn shown(kernel: Option<MapType>, width: usize) -> String {
@@ -185,10 +189,10 @@ verdicts.gpu0 = { bus-address = ["near"], through-host-bridge = ["far"] }
     fn verdicts_of_machine_rule_and_kernel_are_side_by_side() {
         let expected = "\
 the twin of server.txt:
-  machine             rule                kernel              pairs
-  bus address         bus address         -                   1
+  machine              rule                 kernel               pairs
+  bus address          bus address          -                    1
     memory of gpu0: DMA of near
-  through host bridge not supported       -                   1  DIFFERS
+  through host bridge? not supported        -                    1  DIFFERS
     memory of gpu0: DMA of far
   unlike the machine: The guest has one NUMA node.
 `peerbar explain PROVIDER CLIENT` explains a pair.
@@ -206,9 +210,10 @@ the twin of server.txt:
     #[test]
     fn kernel_that_disagrees_with_the_rule_is_marked() {
         let text = shown(Some(MapType::NotSupported), usize::MAX);
-        let differs = "  bus address         bus address         not supported       1  DIFFERS\n";
+        let differs =
+            "  bus address          bus address          not supported        1  DIFFERS\n";
         assert!(text.contains(differs), "{text}");
-        let other = "  through host bridge not supported       not supported       1  DIFFERS\n";
+        let other = "  through host bridge? not supported        not supported        1  DIFFERS\n";
         assert!(text.contains(other), "{text}");
     }
 }

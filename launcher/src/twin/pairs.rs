@@ -127,16 +127,16 @@ pub(super) fn differences(pairs: &[TwinPair]) -> Vec<String> {
             .collect();
         match names.len() {
             0 => None,
-            all if all == pairs.len() => Some("all".to_owned()),
+            all if all == pairs.len() => Some("all pairs".to_owned()),
             _ => Some(names.join(", ")),
         }
     };
     let different = list(&|pair| !pair.agrees())
-        .map(|pairs| format!("QEMU cannot imitate the machine's verdict on these pairs: {pairs}."));
+        .map(|pairs| format!("QEMU cannot imitate the machine's verdict on {pairs}."));
     let conditional = list(&|pair| pair.is_conditional).map(|pairs| {
         format!(
-            "The machine's verdict depends on facts that the source lacks, which `peerbar p2p` names; none of them holds here: \
-             {pairs}."
+            "The source lacks facts on which the machine's verdict depends. `peerbar p2p` names them; shown is the verdict if \
+             none of them is true. This concerns {pairs}."
         )
     });
     [different, conditional].into_iter().flatten().collect()

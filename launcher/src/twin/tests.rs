@@ -1,4 +1,5 @@
 use peerbar_lab::scenario::{AcsPorts, AttachPoint};
+use peerbar_p2p::Acs;
 use peerbar_rule::Way;
 
 use super::*;
@@ -118,6 +119,20 @@ fn devices_have_the_places_of_the_machine() {
     let verdict = |client| twin.twin.as_ref().unwrap().verdict("gpu0", client);
     assert_eq!(verdict("nvme0"), Some(Way::BusAddress));
     assert_eq!(verdict("nvme1"), Some(Way::NotSupported));
+}
+
+#[test]
+fn conditional_verdicts_are_marked() {
+    let is_conditional = |machine: &Machine| {
+        let twin = twin(machine).twin.unwrap();
+        twin.is_conditional("gpu0", "nvme0")
+    };
+    // The source does not show the ACS of the switch's upstream port.
+    let mut machine = server(UNKNOWN, [OFF, OFF]);
+    assert!(is_conditional(&machine));
+    let upstream = machine.functions.get_mut(&"02:00.0".parse().unwrap());
+    upstream.unwrap().acs = Acs::Absent;
+    assert!(!is_conditional(&machine));
 }
 
 #[test]

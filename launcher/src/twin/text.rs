@@ -225,7 +225,26 @@ fn verdicts(twin: &Twin<'_>) -> String {
         let lists: Vec<String> = lists.collect();
         text += &format!("{provider} = {{ {} }}\n", lists.join(", "));
     }
-    text + "\n"
+    text + "\n" + &conditional(twin)
+}
+
+/// Returns the table of the pairs on which the machine's verdict is conditional, if there are any.
+fn conditional(twin: &Twin<'_>) -> String {
+    let mut providers: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for pair in twin.pairs.iter().filter(|pair| pair.is_conditional) {
+        let clients = providers.entry(&pair.provider).or_default();
+        clients.push(quoted(&pair.client));
+    }
+    if providers.is_empty() {
+        return String::new();
+    }
+    let lines = providers
+        .iter()
+        .map(|(provider, clients)| format!("{provider} = [{}]\n", clients.join(", ")));
+    let lines: String = lines.collect();
+    format!(
+        "# The source lacks facts on which these verdicts depend.\n[twin.conditional]\n{lines}\n"
+    )
 }
 
 fn key(verdict: Way) -> &'static str {
