@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::address::Address;
 use crate::kernel;
 use crate::labels::Labels;
-use crate::machine::{Function, Machine};
+use crate::machine::{Function, Iommu, Machine};
 use crate::pair::Pair;
 use crate::warnings;
 use crate::wire::{self, Distance, Wire};
@@ -16,6 +16,14 @@ use crate::wire::{self, Distance, Wire};
 /// The verdicts on all pairs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Matrix {
+    /// The processor in words, if it is known.
+    pub processor: Option<String>,
+    /// The kernel's release, or the one that was assumed.
+    pub release: String,
+    /// The release was not told.
+    pub is_release_assumed: bool,
+    /// The default mode of the IOMMU, if it is known.
+    pub iommu: Option<Iommu>,
     /// The devices that issue DMA, or own memory for peers.
     pub devices: Vec<Device>,
     /// The pairs, in the order of their providers, then of their clients.
@@ -166,7 +174,15 @@ impl Machine {
 
     /// Returns the matrix of `devices` with the cells that `judge` returns.
     fn matrix_of(&self, devices: Vec<Device>, judge: impl FnMut(Ends) -> Cell) -> Matrix {
+        let host = &self.host;
         Matrix {
+            processor: host.processor(),
+            release: host
+                .release
+                .clone()
+                .unwrap_or_else(|| self.release().to_string()),
+            is_release_assumed: host.release.is_none(),
+            iommu: host.iommu,
             pairs: pairs_of(&devices).into_iter().map(judge).collect(),
             warnings: warnings::of_machine(self),
             conflicts: self.conflicts.iter().map(ToString::to_string).collect(),
@@ -278,6 +294,21 @@ mod tests {
             assert_eq!(matrix.pairs, machine.matrix(true).pairs);
             assert!(!pairs.is_empty() && pairs.len() == matrix.pairs.len() && left_out.is_empty());
         }
+    }
+
+    #[test]
+    fn json_of_a_matrix_names_processor_kernel_and_iommu() {
+        let text = format!(
+            "Linux box 6.8.0 #1 SMP x86_64 GNU/Linux\nCommand line: iommu=pt\n{}",
+            two_sockets(REDIRECTS)
+        );
+        let matrix = serde_json::to_value(machine(&text).matrix(false)).unwrap();
+        assert_eq!(matrix["processor"], "Intel processor");
+        assert_eq!(
+            (&matrix["release"], &matrix["is_release_assumed"]),
+            (&"6.8.0".into(), &false.into())
+        );
+        assert_eq!(matrix["iommu"], "pass-through");
     }
 
     #[test]
