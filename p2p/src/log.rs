@@ -14,13 +14,11 @@ pub(crate) fn read(text: &str, machine: &mut Machine) {
     let mut cpu = CpuLines::default();
     let mut seen = HashSet::new();
     let mut lines = text.lines().map(undecorated).peekable();
-    let mut is_command_line = false;
+    let mut command = "";
     while let Some(line) = lines.next() {
         cpu.take(line);
         host(&mut machine.host, line);
-        if mem::replace(&mut is_command_line, line.ends_with("cat /proc/cmdline")) {
-            machine.host.set_command_line(line);
-        }
+        output(&mut machine.host, mem::replace(&mut command, line), line);
         let mut message = line.to_owned();
         // Mail programs break the message about a pair into two or three lines.
         while let Some(next) = lines.next_if(|next| is_continued(&message, next)) {
@@ -37,6 +35,15 @@ pub(crate) fn read(text: &str, machine: &mut Machine) {
     }
     machine.host.cpu = cpu.cpu().or(machine.host.cpu);
     machine.host.cpu_name = cpu.name.or(machine.host.cpu_name.take());
+}
+
+/// Reads the first line that a command printed, whose text alone does not show its meaning.
+fn output(host: &mut Host, command: &str, line: &str) {
+    if command.ends_with("cat /proc/cmdline") {
+        host.set_command_line(line);
+    } else if command.ends_with("uname -r") && is_release(line) {
+        host.release = Some(line.to_owned());
+    }
 }
 
 /// Returns `line` without marks of a quotation, and without what the system log puts before a line
@@ -229,12 +236,18 @@ fn release(line: &str) -> Option<&str> {
     let uname = || {
         let (_, rest) = line.strip_prefix("Linux ")?.split_once(' ')?;
         let (release, rest) = rest.split_once(' ')?;
-        let is_uname = rest.starts_with('#') && rest.contains(" GNU/Linux");
+        // BusyBox, which Alpine has, prints no `GNU/`.
+        let is_linux = rest.contains(" GNU/Linux") || rest.ends_with(" Linux");
+        let is_uname = rest.starts_with('#') && is_linux;
         is_uname.then_some(release)
     };
-    let release = banner().or_else(uname)?;
-    let is_release = release.starts_with(|c: char| c.is_ascii_digit()) && !release.contains(' ');
-    is_release.then_some(release)
+    banner()
+        .or_else(uname)
+        .filter(|release| is_release(release))
+}
+
+fn is_release(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(' ')
 }
 
 /// Reads one of the kernel's messages (Linux drivers/pci/p2pdma.c, `calc_map_type_and_dist_warn`;
@@ -352,6 +365,8 @@ mod tests {
     fn kernel_is_read_from_uname_and_log() {
         for text in [
             "Linux box 6.8.0-45-generic #45-Ubuntu SMP x86_64 GNU/Linux",
+            "Linux alpine 6.8.0-45-generic #1-Alpine SMP PREEMPT_DYNAMIC x86_64 Linux",
+            "$ uname -r\n6.8.0-45-generic",
             "[    0.000000] Linux version 6.8.0-45-generic (buildd@lcy02) (gcc)",
         ] {
             assert_eq!(read(text).host.release.as_deref(), Some("6.8.0-45-generic"));
@@ -360,6 +375,7 @@ mod tests {
             "This tool needs Linux version 5.4 or newer",
             "It needs Linux version 5.4 (or newer)",
             "Linux kernel 5.4 is not GNU/Linux",
+            "$ uname -r\nbash: uname: command not found",
         ] {
             assert_eq!(read(text).host.release, None, "{text}");
         }
