@@ -330,6 +330,15 @@ impl Function {
         }
     }
 
+    /// Returns its type in words, if it is known.
+    pub(crate) fn kind_in_words(&self) -> Option<String> {
+        let is_bridge = self.class == Some(0x0604);
+        Some(match self.port_type? {
+            PortType::Other if is_bridge => "bridge between PCIe and PCI".to_owned(),
+            kind => kind.to_string(),
+        })
+    }
+
     /// Returns `true` for the display of a server's management controller, which no program computes
     /// on: ASPEED's and Matrox's.
     fn is_management_display(&self) -> bool {
@@ -623,6 +632,14 @@ mod tests {
             buses[0],
             buses[1]
         )
+    }
+
+    #[test]
+    fn bridge_to_pci_has_its_kind() {
+        let kind = "Capabilities: [80] Express (v1) PCI-Express to PCI/PCI-X Bridge, MSI 00";
+        let machine = machine(&bridge("04:00.0", "Pericom", kind, ["05", "05"]));
+        let words = machine.function(at("04:00.0")).unwrap().kind_in_words();
+        assert_eq!(words.as_deref(), Some("bridge between PCIe and PCI"));
     }
 
     #[test]

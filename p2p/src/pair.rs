@@ -199,7 +199,7 @@ fn describe(machine: &Machine, tree: &Tree, hop: Hop) -> String {
     };
     let id = function.id.map(|id| id.to_string());
     let words = [
-        function.port_type.map(|kind| kind.to_string()),
+        function.kind_in_words(),
         id,
         Some(function.description.clone())
             .filter(|text| !text.is_empty() && !text.starts_with("Device ")),

@@ -224,8 +224,8 @@ fn device_title(device: &Device) -> String {
 
 fn bridge_title(address: Address, function: &machine::Function) -> String {
     let kind = function
-        .port_type
-        .map_or_else(|| "bridge".to_owned(), |kind| kind.to_string());
+        .kind_in_words()
+        .unwrap_or_else(|| "bridge".to_owned());
     format!("{kind} {address}\n{}", function.description)
 }
 
