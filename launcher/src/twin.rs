@@ -45,20 +45,36 @@ struct Twin<'a> {
 /// `only` names an unknown device, the machine has no device that can be imitated, or QEMU has no
 /// room for all of them.
 pub(crate) fn scenario(machine: &Machine, of: &str, only: &[String]) -> anyhow::Result<String> {
-    let (devices, mut notes) = devices::chosen(machine, only)?;
+    let (devices, notes) = devices::chosen(machine, only)?;
     let whole = text_of(machine, of, devices.clone(), notes.clone());
     let Err(too_large) = whole else {
         return whole;
     };
-    let (kept, left_out) = shape::one_of_each_kind(machine, devices);
-    if !only.is_empty() || left_out.is_empty() {
+    if !only.is_empty() {
         bail!("{too_large}: choose fewer devices with --only");
     }
-    notes.push(format!(
-        "Left out, as QEMU has no room for them, and others of their kind have the same place: {left_out}."
-    ));
-    let fewer = text_of(machine, of, kept, notes);
+    // Two of a kind at a place are a pair, too.
+    let fewer = smaller(machine, of, &devices, &notes, 2);
+    let fewer = fewer.or_else(|_| smaller(machine, of, &devices, &notes, 1));
     fewer.map_err(|too_large| anyhow!("{too_large}: choose devices with --only"))
+}
+
+/// Returns the scenario with `count` devices of each kind at each place.
+fn smaller(
+    machine: &Machine,
+    of: &str,
+    devices: &[Device],
+    notes: &[String],
+    count: usize,
+) -> anyhow::Result<String> {
+    let (kept, left_out) = shape::some_of_each_kind(machine, devices.to_vec(), count);
+    let mut notes = notes.to_vec();
+    if !left_out.is_empty() {
+        notes.push(format!(
+            "Left out, as QEMU has no room for them, and others of their kind have the same place: {left_out}."
+        ));
+    }
+    text_of(machine, of, kept, notes)
 }
 
 fn text_of(

@@ -146,16 +146,24 @@ fn switch_name(at: Address) -> String {
     format!("switch-{domain}{:02x}{devfn}", at.bus)
 }
 
-/// Keeps one device of each kind at each place, and returns the names of the others.
-pub(super) fn one_of_each_kind(machine: &Machine, devices: Vec<Device>) -> (Vec<Device>, String) {
-    let mut seen = BTreeSet::new();
-    let mut is_first = |device: &Device| {
+/// Keeps `count` devices of each kind at each place, and returns the names of the others.
+pub(super) fn some_of_each_kind(
+    machine: &Machine,
+    devices: Vec<Device>,
+    count: usize,
+) -> (Vec<Device>, String) {
+    let mut seen: BTreeMap<_, usize> = BTreeMap::new();
+    let mut is_kept = |device: &Device| {
         let bus = machine.root_bus(device.address);
         let switch = switch_above(machine, device.address);
-        seen.insert((bus, switch, device.model, device.is_provider))
+        let alike = seen
+            .entry((bus, switch, device.model, device.is_provider))
+            .or_default();
+        *alike += 1;
+        *alike <= count
     };
     let (kept, left_out): (Vec<Device>, Vec<Device>) =
-        devices.into_iter().partition(|device| is_first(device));
+        devices.into_iter().partition(|device| is_kept(device));
     let names: Vec<String> = left_out.into_iter().map(|device| device.name).collect();
     (kept, names.join(", "))
 }
