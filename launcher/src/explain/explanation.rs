@@ -196,12 +196,30 @@ fn bounced(check: &Check, measure: &Measure) -> Option<u64> {
     Some(measure.ram_bytes.saturating_sub(wanted))
 }
 
+/// Returns the differences between a twin and its machine that name both devices of the pair, in the list
+/// at their end.
+fn unlike_the_machine(case: &Case, pair: &Pair) -> Vec<String> {
+    let twin = case.scenario.twin.iter();
+    let concerns = |text: &&String| {
+        let list = text.rsplit_once(": ").map_or("", |(_, names)| names);
+        let names: Vec<&str> = list.trim_end_matches('.').split(", ").collect();
+        [&pair.provider, &pair.client]
+            .iter()
+            .all(|name| names.contains(&name.as_str()))
+    };
+    let differences = twin.flat_map(|twin| &twin.differences).filter(concerns);
+    differences
+        .map(|text| format!("unlike the machine: {text}"))
+        .collect()
+}
+
 /// Returns notes about influences outside of the kernel's decision: the devices, their links, and
 /// parameters of the kernel.
 fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(unknown_acs(case, decision));
     notes.extend(unrouted(case, pair, decision));
+    notes.extend(unlike_the_machine(case, pair));
     let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
     match named(&pair.provider) {
         Some(DeviceSpec::Gpu(gpu, _)) if gpu.config.is_window() => notes.push(format!(
@@ -351,7 +369,7 @@ impl PathHop {
 mod tests {
     use super::*;
     use peerbar_lab::iommu::Iommu;
-    use peerbar_lab::scenario::{AttachPoint, Model, Scenario};
+    use peerbar_lab::scenario::{AttachPoint, Model, Scenario, Twin};
     use peerbar_report::{Direction, PayloadFlow};
 
     #[test]
@@ -382,6 +400,24 @@ mod tests {
         );
         scenario.nvmes[0].attach = AttachPoint::Root;
         assert_eq!(note(&scenario, "gpu0", "disk0"), None);
+    }
+
+    #[test]
+    fn difference_from_the_machine_is_noted_for_the_pairs_that_it_names() {
+        let mut scenario = Scenario::demo().unwrap();
+        let difference = "Separate here: gpu0, disk0.";
+        scenario.twin = Some(Twin {
+            differences: vec![difference.to_owned()],
+            ..Twin::default()
+        });
+        let case = Case::of_scenario(scenario).unwrap();
+        let notes = |client| {
+            Explanation::of(&case, &Pair::of("gpu0", client))
+                .unwrap()
+                .notes
+        };
+        assert!(notes("disk0").contains(&format!("unlike the machine: {difference}")));
+        assert!(!notes("disk1").iter().any(|note| note.contains(difference)));
     }
 
     #[test]

@@ -95,11 +95,24 @@ impl Shape {
         };
         let on_root_bus = names(&|device| machine.bridges_above(device.address).0.is_empty());
         let nested = names(&|device| machine.bridges_above(device.address).0.len() > 3);
+        let split = names(&|device| {
+            let (above, _) = machine.bridges_above(device.address);
+            let inner = above
+                .get(1..above.len().saturating_sub(1))
+                .unwrap_or_default();
+            inner.iter().any(|bridge| redirects(machine, *bridge))
+        });
         let accelerators = names(&|device| kind(device) == Some(Kind::Accelerator));
         let nodes = devices().filter_map(|device| machine.function(device.address)?.numa_node);
         let nodes: BTreeSet<u16> = nodes.collect();
         let sentences = [
             nested.map(|names| format!("Switches below switches are one switch here, or have separate root ports: above {names}.")),
+            split.map(|names| {
+                format!(
+                    "A bridge that redirects is above the ports above these devices. Here each port is a [[switch]] with its \
+                     own root port, and Linux decides alike, but for another reason: {names}."
+                )
+            }),
             on_root_bus.map(|names| format!("Integrated into the root complex, below a root port here: {names}.")),
             accelerators.map(|names| format!("Accelerators, GPUs here: {names}.")),
             (nodes.len() > 1).then(|| format!("The devices are on {} NUMA nodes; the guest has one.", nodes.len())),

@@ -1,6 +1,6 @@
 use peerbar_lab::scenario::{AcsPorts, AttachPoint};
 use peerbar_p2p::Acs;
-use peerbar_rule::Way;
+use peerbar_rule::{AcsControl, Way};
 
 use super::*;
 
@@ -133,6 +133,29 @@ fn conditional_verdicts_are_marked() {
     let upstream = machine.functions.get_mut(&"02:00.0".parse().unwrap());
     upstream.unwrap().acs = Acs::Absent;
     assert!(!is_conditional(&machine));
+}
+
+#[test]
+fn switch_whose_upper_port_redirects_is_split_and_named() {
+    let mut machine = server(UNKNOWN, [OFF, OFF]);
+    let is_split = |text: &String| text.starts_with("A bridge that redirects is above");
+    let differences = |machine: &Machine| twin(machine).twin.unwrap().differences;
+    assert!(!differences(&machine).iter().any(is_split));
+    let upstream = machine
+        .functions
+        .get_mut(&"02:00.0".parse().unwrap())
+        .unwrap();
+    upstream.acs = Acs::Control(AcsControl::REQUEST_REDIRECT);
+    let scenario = twin(&machine);
+    assert_ne!(switch_of(&scenario, "gpu0"), switch_of(&scenario, "nvme0"));
+    let differences = differences(&machine);
+    let split = differences.iter().find(|text| is_split(text)).unwrap();
+    assert!(split.ends_with(": gpu0, nvme0."), "{split}");
+    let text = super::scenario(&machine, "server.txt", &[]).unwrap();
+    assert!(
+        text.contains("# a port of a switch: 0000:03:00.0"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use peerbar_lab::size::human;
-use peerbar_rule::Way;
+use peerbar_rule::{PortType, Way};
 
 use super::Twin;
 use super::devices::{Device, Model};
@@ -123,8 +123,11 @@ fn name(of: &str) -> String {
 }
 
 fn switch_table(twin: &Twin<'_>, switch: &Switch) -> String {
+    let at = twin.machine.function(switch.at);
+    let is_port = at.is_some_and(|at| at.port_type == Some(PortType::DownstreamPort));
+    let part = if is_port { "a port of a switch: " } else { "" };
     let mut text = format!(
-        "[[switch]]                  # {}\nname = {}\n",
+        "[[switch]]                  # {part}{}\nname = {}\n",
         about(twin, switch.at),
         quoted(&switch.name)
     );
