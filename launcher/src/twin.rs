@@ -129,9 +129,23 @@ impl Twin<'_> {
             ));
         } else {
             (self.cpu, self.pairs) = (own, of_own);
+            self.differences.extend(cpu_difference(self.machine, own));
         }
         self.differences.extend(pairs::differences(&self.pairs));
         Ok(())
+    }
+}
+
+/// Returns a sentence on a processor that the guest's does not stand for.
+fn cpu_difference(machine: &Machine, own: &str) -> Option<String> {
+    match machine.host.cpu.map(|cpu| cpu.vendor) {
+        None => Some(format!(
+            "The source does not show the machine's processor; the guest's is `{own}`."
+        )),
+        Some(Vendor::Other) => Some(format!(
+            "The machine's processor is neither Intel's nor AMD's; the guest's is `{own}`."
+        )),
+        Some(Vendor::Intel | Vendor::Amd) => None,
     }
 }
 

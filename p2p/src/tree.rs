@@ -115,7 +115,7 @@ fn name_not_shown(top: Address) -> String {
 }
 
 /// Returns the name of a root bus in sysfs, or that of the device or the NUMA node that stands for it.
-pub(crate) fn root_bus_name((domain, bus): (u32, u8)) -> String {
+pub fn root_bus_name((domain, bus): (u32, u8)) -> String {
     if let Some(device) = Address::below_root_bus((domain, bus)) {
         return format!("the root bus above {device}");
     }

@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use peerbar_p2p::{Acs, Address, Kind, Machine};
+use peerbar_p2p::{Acs, Address, Kind, Machine, root_bus_name};
 
 use super::devices::Device;
+use super::text;
 
 /// The shape of a twin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,8 +142,14 @@ fn redirects(machine: &Machine, bridge: Address) -> bool {
     matches!(acs, Some(Acs::Control(control)) if !control.redirecting().is_empty())
 }
 
-fn bridge_name((domain, bus): (u32, u8)) -> String {
-    format!("pci{domain:04x}-{bus:02x}")
+/// Names a host bridge as its root bus in sysfs, or as the NUMA node or the device that stands for it:
+/// `pci0000-40`, `node-1`, `above-GPU0`.
+fn bridge_name(bus: (u32, u8)) -> String {
+    let name = root_bus_name(bus);
+    let short = ["the root bus ", "NUMA "]
+        .iter()
+        .find_map(|start| name.strip_prefix(start));
+    text::in_name(&short.unwrap_or(&name).replace(", ", "-"))
 }
 
 /// Names a switch by its bus, and by device and function unless they are 0: `switch-41`,

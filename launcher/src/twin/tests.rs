@@ -1,6 +1,6 @@
 use peerbar_lab::scenario::{AcsPorts, AttachPoint};
 use peerbar_p2p::Acs;
-use peerbar_rule::{AcsControl, Way};
+use peerbar_rule::{AcsControl, Cpu, Way};
 
 use super::*;
 
@@ -156,6 +156,43 @@ fn switch_whose_upper_port_redirects_is_split_and_named() {
         text.contains("# a port of a switch: 0000:03:00.0"),
         "{text}"
     );
+}
+
+#[test]
+fn processor_of_another_family_is_a_difference() {
+    let mut machine = server(UNKNOWN, [OFF, OFF]);
+    let differences = |machine: &Machine| twin(machine).twin.unwrap().differences;
+    let says = |machine: &Machine, text: &str| {
+        differences(machine).iter().any(|one| one.starts_with(text))
+    };
+    assert!(
+        !says(&machine, "The machine's processor")
+            && !says(&machine, "The source does not show the machine's processor")
+    );
+    machine.host.cpu = None;
+    assert!(says(
+        &machine,
+        "The source does not show the machine's processor"
+    ));
+    machine.host.cpu = Some(Cpu {
+        vendor: Vendor::Other,
+        family: 0,
+    });
+    assert!(says(
+        &machine,
+        "The machine's processor is neither Intel's nor AMD's"
+    ));
+}
+
+#[test]
+fn host_bridge_that_is_not_shown_is_named_by_its_node() {
+    let text = "<system version=\"1\">\n\
+        <cpu numaid=\"0\" arch=\"x86_64\" vendor=\"GenuineIntel\" familyid=\"6\" modelid=\"143\">\n\
+        <pci busid=\"0000:18:00.0\" class=\"0x030200\"/>\n</cpu>\n\
+        <cpu numaid=\"1\" arch=\"x86_64\" vendor=\"GenuineIntel\" familyid=\"6\" modelid=\"143\">\n\
+        <pci busid=\"0000:98:00.0\" class=\"0x030200\"/>\n</cpu>\n</system>\n";
+    let twin = twin(&Machine::read(text).unwrap());
+    assert_eq!(twin.host_bridges, ["node-1"]);
 }
 
 #[test]
