@@ -411,7 +411,7 @@ impl Machine {
     /// Returns `true` if both are functions of one device. Only one device is below a port, whatever
     /// the device numbers of its functions (PCIe Base 6.0, 6.13, Alternative Routing-ID
     /// Interpretation), or their buses, on which virtual functions may go on (9.2.1.2).
-    pub(crate) fn is_one_device(&self, a: Address, b: Address) -> bool {
+    pub fn is_one_device(&self, a: Address, b: Address) -> bool {
         let link_above = |address: Address| match self.function(address)?.place {
             Place::Below(port) => Some(port).filter(|port| {
                 let kind = self.function(*port).and_then(|port| port.port_type);

@@ -100,8 +100,9 @@ impl Chosen {
             self.no_model.push(label.to_owned());
             return;
         };
-        let is_like =
-            |device: &Device| device.model == model && device.address.is_same_device(address);
+        let is_like = |device: &Device| {
+            device.model == model && machine.is_one_device(device.address, address)
+        };
         let (_, is_whole) = machine.bridges_above(address);
         if !is_whole {
             self.no_place.push(label.to_owned());

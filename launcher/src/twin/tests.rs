@@ -136,6 +136,22 @@ fn conditional_verdicts_are_marked() {
 }
 
 #[test]
+fn virtual_function_with_another_device_number_is_of_the_same_device() {
+    let mut machine = server(UNKNOWN, [OFF, OFF]);
+    let first = machine.function("05:00.0".parse().unwrap()).cloned();
+    let address = "05:01.0".parse().unwrap();
+    machine.functions.insert(address, first.unwrap());
+    let twin = twin(&machine);
+    assert_eq!(twin.nvmes.len(), 2);
+    let differences = twin.twin.unwrap().differences;
+    let left_out = "Left out, as another function of the device is there: nvme1.";
+    assert!(
+        differences.contains(&left_out.to_owned()),
+        "{differences:?}"
+    );
+}
+
+#[test]
 fn switch_whose_upper_port_redirects_is_split_and_named() {
     let mut machine = server(UNKNOWN, [OFF, OFF]);
     let is_split = |text: &String| text.starts_with("A bridge that redirects is above");
