@@ -46,7 +46,14 @@ static CLOSER: OnceLock<Closer<Closing>> = OnceLock::new();
 /// Arranges that a descriptor that came on `socket` is closed soon, without waiting for it.
 pub(crate) fn close(socket: impl AsFd, descriptor: OwnedFd) {
     let closer = CLOSER.get_or_init(Closer::start);
-    closer.close(connection(socket), Closing(descriptor));
+    closer.close(connection(socket), Closing::Owned(descriptor));
+}
+
+/// The same for a descriptor that was also sent on: its file stays as it is for the others that
+/// have it.
+pub(crate) fn close_copy(socket: impl AsFd, descriptor: OwnedFd) {
+    let closer = CLOSER.get_or_init(Closer::start);
+    closer.close(connection(socket), Closing::Copy(descriptor));
 }
 
 /// Returns the number of a connection. Linux does not reuse it before it has assigned 2^32.
@@ -55,18 +62,26 @@ fn connection(socket: impl AsFd) -> u64 {
 }
 
 /// A descriptor of any kind. Its drop waits for other processes only if that is unavoidable.
-struct Closing(OwnedFd);
+enum Closing {
+    /// The only one of its file, except in the sender.
+    Owned(OwnedFd),
+    /// Another process uses the same file.
+    Copy(#[expect(dead_code, reason = "only dropped")] OwnedFd),
+}
 
 impl Drop for Closing {
     fn drop(&mut self) {
+        let Self::Owned(socket) = self else {
+            return;
+        };
         // The calls fail if it is not a socket. A socket that is reset is closed at once. A Unix
         // socket is emptied first.
-        let _ = set_socket_linger(&self.0, Some(Duration::ZERO));
-        let _ = shutdown(&self.0, Shutdown::Read);
+        let _ = set_socket_linger(&*socket, Some(Duration::ZERO));
+        let _ = shutdown(&*socket, Shutdown::Read);
         for _ in 0..MOST_PACKETS {
-            match take(&self.0) {
+            match descriptors::take(&*socket) {
                 // The kernel nests sockets in sockets at most four times.
-                Ok(inner) => inner.into_iter().map(Closing).for_each(drop),
+                Ok(inner) => inner.into_iter().map(Self::Owned).for_each(drop),
                 Err(_) => return,
             }
         }
