@@ -16,6 +16,9 @@
 //! interrupts by eventfd: these, like every unknown command, are answered with ENOTSUP. No
 //! reconnection: a client that returns begins a new session.
 //!
+//! # Between others
+//! [`decode`] puts the messages of any client and any server into words.
+//!
 //! # Deviation from the specification
 //! A region with [`RegionMapping::NoArea`] is mappable, yet has no descriptor: QEMU's client posts
 //! writes to a device without a mappable region, and a descriptor would invite a client that
@@ -36,6 +39,7 @@ mod call;
 mod channel;
 mod chunks;
 mod client;
+pub mod decode;
 mod device;
 mod dispatch;
 mod framing;

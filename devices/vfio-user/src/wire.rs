@@ -62,6 +62,7 @@ pub(crate) mod command {
     pub(crate) const DMA_UNMAP: u16 = 3;
     pub(crate) const DEVICE_GET_INFO: u16 = 4;
     pub(crate) const DEVICE_GET_REGION_INFO: u16 = 5;
+    pub(crate) const DEVICE_GET_REGION_IO_FDS: u16 = 6;
     pub(crate) const DEVICE_GET_IRQ_INFO: u16 = 7;
     pub(crate) const DEVICE_SET_IRQS: u16 = 8;
     pub(crate) const REGION_READ: u16 = 9;
@@ -69,7 +70,12 @@ pub(crate) mod command {
     pub(crate) const DMA_READ: u16 = 11;
     pub(crate) const DMA_WRITE: u16 = 12;
     pub(crate) const DEVICE_RESET: u16 = 13;
+    /// No longer in the specification; QEMU still reserves the number.
+    pub(crate) const DIRTY_PAGES: u16 = 14;
     pub(crate) const REGION_WRITE_MULTI: u16 = 15;
+    pub(crate) const DEVICE_FEATURE: u16 = 16;
+    pub(crate) const MIG_DATA_READ: u16 = 17;
+    pub(crate) const MIG_DATA_WRITE: u16 = 18;
 }
 
 /// vfio-user, VERSION. The capabilities follow as JSON with a NUL at the end.
@@ -179,6 +185,16 @@ impl SparseMmap {
     pub(crate) const VERSION: u16 = 1;
 }
 
+/// The start of every capability of a region (vfio-user, VFIO cap header format).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct RegionCapability {
+    pub(crate) id: U16,
+    pub(crate) version: U16,
+    /// From the start of the [`RegionInfo`]; 0 ends the list.
+    pub(crate) next: U32,
+}
+
 /// One area of a [`SparseMmap`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -206,6 +222,7 @@ pub(crate) mod irq_info {
     pub(crate) const EVENTFD: u32 = 1 << 0;
     pub(crate) const MASKABLE: u32 = 1 << 1;
     pub(crate) const AUTOMASKED: u32 = 1 << 2;
+    pub(crate) const NORESIZE: u32 = 1 << 3;
 }
 
 /// vfio-user, DEVICE_SET_IRQS. With `DATA_BOOL`, a byte for each vector follows.
@@ -256,6 +273,61 @@ pub(crate) struct DmaAccess {
     pub(crate) count: U64,
 }
 
+/// vfio-user, DEVICE_GET_REGION_IO_FDS. In a reply, the sub-regions follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct RegionIoFds {
+    pub(crate) argsz: U32,
+    pub(crate) flags: U32,
+    pub(crate) index: U32,
+    pub(crate) count: U32,
+}
+
+/// One sub-region of a [`RegionIoFds`], of either type.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct SubRegion {
+    pub(crate) offset: U64,
+    pub(crate) size: U64,
+    /// Index of its descriptor in the message.
+    pub(crate) fd_index: U32,
+    pub(crate) kind: U32,
+    pub(crate) flags: U32,
+    pub(crate) padding: U32,
+    /// The data to match, or the user's data of an ioregionfd.
+    pub(crate) data: U64,
+}
+
+/// vfio-user, DEVICE_FEATURE. The feature's data follows.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct DeviceFeature {
+    pub(crate) argsz: U32,
+    /// The feature's index in bits 15:0, then the method.
+    pub(crate) flags: U32,
+}
+
+/// Bits and features of [`DeviceFeature::flags`].
+pub(crate) mod device_feature {
+    pub(crate) const INDEX: u32 = 0xffff;
+    pub(crate) const GET: u32 = 1 << 16;
+    pub(crate) const SET: u32 = 1 << 17;
+    pub(crate) const PROBE: u32 = 1 << 18;
+    pub(crate) const MIGRATION: u32 = 1;
+    pub(crate) const MIG_DEVICE_STATE: u32 = 2;
+    pub(crate) const DMA_LOGGING_START: u32 = 6;
+    pub(crate) const DMA_LOGGING_STOP: u32 = 7;
+    pub(crate) const DMA_LOGGING_REPORT: u32 = 8;
+}
+
+/// vfio-user, MIG_DATA_READ and MIG_DATA_WRITE. The data follows.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct MigrationData {
+    pub(crate) argsz: U32,
+    pub(crate) size: U32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,6 +351,11 @@ mod tests {
             (size_of::<RegionAccess>(), 16),
             (size_of::<RegionWrite>(), 24),
             (size_of::<DmaAccess>(), 16),
+            (size_of::<RegionCapability>(), 8),
+            (size_of::<RegionIoFds>(), 16),
+            (size_of::<SubRegion>(), 40),
+            (size_of::<DeviceFeature>(), 8),
+            (size_of::<MigrationData>(), 8),
         ];
         for (ours, protocol) in sizes {
             assert_eq!(ours, protocol);
