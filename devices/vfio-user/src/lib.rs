@@ -17,7 +17,8 @@
 //! reconnection: a client that returns begins a new session.
 //!
 //! # Between others
-//! [`decode`] puts the messages of any client and any server into words.
+//! [`relay`] passes the messages of any client and any server on, and [`decode`] puts them into
+//! words, for `peerbar vfio-user trace`.
 //!
 //! # Deviation from the specification
 //! A region with [`RegionMapping::NoArea`] is mappable, yet has no descriptor: QEMU's client posts
@@ -49,6 +50,7 @@ mod listener;
 mod pending;
 mod readiness;
 mod region_info;
+pub mod relay;
 mod reply;
 mod request;
 mod request_error;

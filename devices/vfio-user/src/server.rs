@@ -282,7 +282,7 @@ impl Session<'_> {
 }
 
 /// Ends the session of a client that has not begun one.
-fn refuse_client(stream: UnixStream) {
+pub(crate) fn refuse_client(stream: UnixStream) {
     let stream = Arc::new(stream);
     let writer = Writer::new(Arc::clone(&stream), Duration::ZERO);
     refuse(

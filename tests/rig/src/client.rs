@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use crate::TIME_OUT;
 use crate::guest_ram::GuestRam;
 use crate::link::{Link, REGISTERS};
+use crate::relayed::relayed;
 use crate::upstream::{Answer, Upstream, UpstreamRequest};
 use crate::wire::{
     self, CAPABILITIES, ERROR, Message, NO_REPLY, REPLY, command, number, quads, words,
@@ -50,6 +51,8 @@ struct Session {
     outgoing: Arc<Outgoing>,
     replies: Mutex<Replies>,
     reader: Option<JoinHandle<()>>,
+    /// Passes the end on to the device, which serves no other client before.
+    relay: Option<JoinHandle<()>>,
     upstream: Arc<Upstream>,
 }
 
@@ -77,7 +80,7 @@ impl Client {
 
     /// Connects and sends no message.
     pub fn connect_silently(socket: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(socket)?;
+        let (stream, relay) = relayed(UnixStream::connect(socket)?);
         let incoming = stream.try_clone()?;
         let outgoing = Arc::new(Outgoing {
             stream,
@@ -98,6 +101,7 @@ impl Client {
                 last_id: 0,
             }),
             reader: Some(std::thread::spawn(move || reader.run())),
+            relay,
             upstream,
         })))
     }
@@ -250,6 +254,10 @@ impl Drop for Session {
                 outcome.is_ok() || std::thread::panicking(),
                 "the client's reader has panicked"
             );
+        }
+        if let Some(relay) = self.relay.take() {
+            let outcome = relay.join();
+            assert!(outcome.is_ok() || std::thread::panicking(), "the relay");
         }
     }
 }

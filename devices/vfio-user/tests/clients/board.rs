@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use peerbar_rig::RawClient;
+use peerbar_rig::{RawClient, relayed};
 use peerbar_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Options, Region, RegionMapping,
     SessionError, Stop, serve,
@@ -77,7 +77,7 @@ impl Rig {
         let mut options = Options::new(stop.clone());
         change(&mut options);
         let session = std::thread::spawn(move || serve(theirs, &mut board, &options));
-        let raw = RawClient::new(ours);
+        let raw = RawClient::new(relayed(ours).0);
         Self {
             raw,
             calls,

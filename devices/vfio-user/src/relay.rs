@@ -1,0 +1,315 @@
+//! A relay between a client and a server: it passes their messages on, with descriptors, in both
+//! directions, and shows each one to an [`Observer`].
+//!
+//! The relay changes nothing that either side can tell: bytes are sent on as soon as no more of
+//! their message are in the socket, descriptors with the same part of the message, and a closed or
+//! half-closed connection is passed on, too. Bytes that cannot be cut into messages are passed on
+//! as they are. A direction holds at most one message, or 64 KiB of a longer one, so a side that
+//! does not read stops the other one as it would without the relay.
+//!
+//! Once the server is gone, requests that could not be passed on are answered with ENODEV, because
+//! QEMU waits for the answers with the guest stopped.
+
+mod descriptor_info;
+mod direction;
+mod framer;
+mod outbox;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use peerbar_host::socket_file::descriptors::discard;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::accept::accept;
+use crate::server::refuse_client;
+use crate::unanswered::Unanswered;
+use crate::wire::Header;
+
+pub use descriptor_info::DescriptorInfo;
+use direction::Direction;
+
+/// The observer is told that nothing happens once no message has come for this time.
+const IDLE: Duration = Duration::from_millis(100);
+/// Time that a server has to answer requests and to close its connection after a stop.
+const STOP_TIME_OUT: Duration = Duration::from_secs(1);
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    /// The client, such as QEMU.
+    Client,
+    /// The server, which is the device.
+    Server,
+}
+
+impl Side {
+    /// Returns the other end.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+}
+
+/// A message that has been passed on, or waits for space in the receiver's socket.
+#[derive(Debug)]
+pub struct PassedMessage<'a> {
+    /// Time at which its last byte was received, in nanoseconds of CLOCK_MONOTONIC.
+    pub at: u64,
+    /// Its header.
+    pub header: Header,
+    /// Its payload, or the start of a payload that is longer than the relay keeps.
+    pub payload: &'a [u8],
+    /// Length of the whole payload in bytes.
+    pub length: usize,
+    /// Its descriptors in their order.
+    pub descriptors: &'a [DescriptorInfo],
+}
+
+/// Something other than a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A header announces a message of this size, which is smaller than the header. From there on
+    /// the stream is passed on as bytes.
+    Unframed(u32),
+    /// The stream ended inside a message, this many bytes before the end of its header or payload.
+    CutShort(usize),
+    /// The kernel dropped descriptors, because this process may have no more of them.
+    DescriptorsLost,
+    /// This side has closed its connection, or its half.
+    Closed,
+    /// Data for the other side can no longer be sent.
+    Undeliverable(Errno),
+    /// Another client has connected and was disconnected.
+    SecondClient,
+}
+
+/// Sees what a relay passes on.
+pub trait Observer {
+    /// A message of `from` has been passed on.
+    fn message(&mut self, from: Side, message: &PassedMessage<'_>);
+    /// Something has happened on the side of `from`, at a time in nanoseconds of CLOCK_MONOTONIC.
+    fn notice(&mut self, from: Side, at: u64, notice: Notice);
+    /// No message has come for a tenth of a second. Called once until the next message.
+    fn idle(&mut self) {}
+}
+
+/// A client and a server, and the data between them.
+#[derive(Debug)]
+pub struct Relay {
+    client: UnixStream,
+    server: UnixStream,
+    /// From the client to the server.
+    up: Direction,
+    /// From the server to the client.
+    down: Direction,
+}
+
+/// Returns the present time in nanoseconds of CLOCK_MONOTONIC.
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or_default();
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+impl Relay {
+    /// Makes a relay. The observer gets the first `kept` bytes of each payload.
+    pub fn new(client: UnixStream, server: UnixStream, kept: usize) -> Self {
+        Self {
+            client,
+            server,
+            up: Direction::new(Side::Client, kept),
+            down: Direction::new(Side::Server, kept),
+        }
+    }
+
+    /// Relays until both sides have ended, or `stop` becomes readable. The server then has a second
+    /// to answer and to close its connection. Clients that connect to `listener` are disconnected.
+    ///
+    /// # Errors
+    /// The process cannot wait for its sockets.
+    pub fn run(
+        mut self,
+        stop: BorrowedFd<'_>,
+        listener: Option<&UnixListener>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Errno> {
+        let mut stop = Some(stop);
+        let mut listener = listener;
+        let mut deadline = None;
+        let mut idle_at = Some(Instant::now() + IDLE);
+        while !self.is_over() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            let until = [deadline, idle_at].into_iter().flatten().min();
+            let ready = self.wait(stop, listener, until)?;
+            if idle_at.is_some_and(|idle_at| idle_at <= Instant::now()) {
+                observer.idle();
+                idle_at = None;
+            }
+            if ready.stop {
+                self.up.end(&self.client, &self.server);
+                stop = None;
+                deadline = Some(Instant::now() + STOP_TIME_OUT);
+            }
+            if let Some(listening) = listener.filter(|_| ready.listener) {
+                listener = refuse(listening, observer).then_some(listening);
+            }
+            if self.pass(&ready, observer) {
+                idle_at = Some(Instant::now() + IDLE);
+            }
+        }
+        self.finish();
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.up.is_over() && self.down.is_over()
+    }
+
+    /// Passes on the data that is ready. Returns `true` if there was some.
+    fn pass(&mut self, ready: &Ready, observer: &mut dyn Observer) -> bool {
+        if ready.client.contains(PollFlags::HUP) {
+            self.down.end(&self.server, &self.client);
+        }
+        if ready.server.contains(PollFlags::HUP) {
+            self.up.end(&self.client, &self.server);
+        }
+        let up = self.up.is_ready(ready.client, ready.server);
+        let down = self.down.is_ready(ready.server, ready.client);
+        if up {
+            self.up.pass(&self.client, &self.server, observer);
+        }
+        if down {
+            self.down.pass(&self.server, &self.client, observer);
+        }
+        up || down
+    }
+
+    /// Waits for one of the sockets, at most until a moment.
+    fn wait(
+        &self,
+        stop: Option<BorrowedFd<'_>>,
+        listener: Option<&UnixListener>,
+        until: Option<Instant>,
+    ) -> Result<Ready, Errno> {
+        let client = self.up.reads() | self.down.writes();
+        let server = self.down.reads() | self.up.writes();
+        let mut sources = Vec::with_capacity(4);
+        sources.extend(stop.map(|stop| (Source::Stop, stop, PollFlags::IN)));
+        let listening =
+            listener.map(|listener| (Source::Listener, listener.as_fd(), PollFlags::IN));
+        sources.extend(listening);
+        // An end that has hung up is always ready.
+        if !client.is_empty() || !self.down.is_over() {
+            sources.push((Source::Client, self.client.as_fd(), client));
+        }
+        if !server.is_empty() || !self.up.is_over() {
+            sources.push((Source::Server, self.server.as_fd(), server));
+        }
+        let fds = sources.iter();
+        let fds = fds.map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events));
+        let mut fds: Vec<PollFd<'_>> = fds.collect();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.map(Timespec::try_from).transpose();
+        match poll(&mut fds, left.map_err(|_| Errno::INVAL)?.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Ready::default()),
+            Err(error) => return Err(error),
+        }
+        let mut ready = Ready::default();
+        for ((source, ..), fd) in sources.iter().zip(&fds) {
+            ready.add(*source, fd.revents());
+        }
+        Ok(ready)
+    }
+
+    /// Closes both connections. Everything that the client has sent is answered, if only by an
+    /// error.
+    fn finish(self) {
+        if let Some(unpassed) = self.up.unpassed() {
+            let client = OwnedFd::from(self.client);
+            answer_rest(&client, unpassed.request, unpassed.missing);
+        } else {
+            discard(&self.client);
+        }
+        discard(&self.server);
+    }
+}
+
+/// Answers the client's requests that were not passed on, which are `request` and those in its
+/// socket, after the `missing` bytes of the message that was cut off.
+fn answer_rest(client: &OwnedFd, request: Option<Header>, missing: usize) {
+    match Unanswered::new() {
+        Ok(unanswered) => {
+            if let Some(header) = &request {
+                unanswered.received(header);
+            }
+            unanswered.set_missing(missing);
+            unanswered.refuse(client);
+        }
+        Err(error) => log::warn!("the client's last requests get no answer: {error}"),
+    }
+}
+
+/// Disconnects a client. Returns `false` if no more can be accepted.
+fn refuse(listener: &UnixListener, observer: &mut dyn Observer) -> bool {
+    match accept(listener) {
+        Ok(None) => true,
+        Ok(Some(stream)) => {
+            observer.notice(Side::Client, now(), Notice::SecondClient);
+            refuse_client(stream);
+            true
+        }
+        Err(error) => {
+            log::warn!("a second client cannot be disconnected: {error}");
+            false
+        }
+    }
+}
+
+/// A source of events.
+#[derive(Clone, Copy)]
+enum Source {
+    Stop,
+    Listener,
+    Client,
+    Server,
+}
+
+/// The events that have occurred.
+struct Ready {
+    stop: bool,
+    listener: bool,
+    client: PollFlags,
+    server: PollFlags,
+}
+
+impl Default for Ready {
+    fn default() -> Self {
+        Self {
+            stop: false,
+            listener: false,
+            client: PollFlags::empty(),
+            server: PollFlags::empty(),
+        }
+    }
+}
+
+impl Ready {
+    fn add(&mut self, source: Source, events: PollFlags) {
+        match source {
+            Source::Stop => self.stop = !events.is_empty(),
+            Source::Listener => self.listener = !events.is_empty(),
+            Source::Client => self.client = events,
+            Source::Server => self.server = events,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
