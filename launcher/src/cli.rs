@@ -2,6 +2,7 @@
 
 mod kernel;
 mod report;
+mod vfio_user;
 
 use std::ffi::OsString;
 use std::num::NonZero;
@@ -11,6 +12,7 @@ pub(crate) use self::kernel::{
     Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
 };
 pub(crate) use self::report::{Report, ReportFormat};
+pub(crate) use self::vfio_user::{VfioUserAction, VfioUserCommand, VfioUserTrace};
 use clap::builder::RangedI64ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
@@ -147,6 +149,9 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar trace\n  peerbar trace runs/latest --output my.pftrace"
     )]
     Trace(Trace),
+    /// Look into the vfio-user protocol between any client and any server.
+    #[command(before_help = "Example: peerbar vfio-user trace nvme.sock")]
+    VfioUser(VfioUserCommand),
     /// Build a kernel for peerbar.
     #[command(before_help = "Example: peerbar kernel build --tree linux")]
     Kernel(KernelCommand),

@@ -10,7 +10,7 @@ mod kernel;
 pub(crate) mod line;
 pub(crate) mod recorded;
 pub(crate) mod register_writes;
-mod text;
+pub(crate) mod text;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -42,6 +42,7 @@ mod ssh;
 mod table;
 mod trace;
 mod twin;
+mod vfio_user;
 
 use std::process::ExitCode;
 
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Iommu(options) => iommu::iommu(&options),
         Command::Report(options) => report::report(&options),
         Command::Trace(options) => trace::trace(&options),
+        Command::VfioUser(command) => vfio_user::vfio_user(&command),
         Command::Kernel(command) => kernel::kernel(&command),
         Command::Bisect(options) => bisect::bisect(&options),
         Command::BisectStep(options) => Ok(bisect::step(&options)),

@@ -3,14 +3,14 @@
 
 mod clock;
 mod device;
-mod file;
+pub(crate) mod file;
 mod guest_activity;
 mod kernel_events;
 mod lanes;
 mod proto;
 mod signals;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod wire;
 
 use std::fs::File;

@@ -222,7 +222,7 @@ fn gap(address: u64, mapping: &Mapping) -> String {
 }
 
 /// Returns the time between two moments, as in `1.2 ms`.
-fn ago(now: u64, then: u64) -> String {
+pub(crate) fn ago(now: u64, then: u64) -> String {
     let nanos = now.saturating_sub(then) as f64;
     match nanos {
         n if n < 1e3 => format!("{n:.0} ns"),

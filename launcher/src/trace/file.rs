@@ -22,11 +22,11 @@ const BY_RANK: u32 = 3;
 
 /// A row of the display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Track(u64);
+pub(crate) struct Track(u64);
 
 /// An argument's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Argument {
+pub(crate) enum Argument {
     /// A number.
     Number(u64),
     /// An address.
@@ -39,7 +39,7 @@ pub(super) enum Argument {
 
 /// An event on a track.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TimedEvent {
+pub(crate) struct TimedEvent {
     /// Start, in nanoseconds of CLOCK_MONOTONIC.
     pub(super) from: u64,
     /// End, or `None` for an instant.
@@ -54,7 +54,7 @@ pub(super) struct TimedEvent {
 
 impl TimedEvent {
     /// Something without a duration.
-    pub(super) fn instant(at: u64, name: impl Into<String>) -> Self {
+    pub(crate) fn instant(at: u64, name: impl Into<String>) -> Self {
         Self {
             from: at,
             to: None,
@@ -65,7 +65,7 @@ impl TimedEvent {
     }
 
     /// Something that took until `to`.
-    pub(super) fn slice(from: u64, to: u64, name: impl Into<String>) -> Self {
+    pub(crate) fn slice(from: u64, to: u64, name: impl Into<String>) -> Self {
         Self {
             to: Some(to.max(from)),
             ..Self::instant(from, name)
@@ -73,7 +73,7 @@ impl TimedEvent {
     }
 
     /// With one argument more.
-    pub(super) fn with(mut self, name: &'static str, value: Argument) -> Self {
+    pub(crate) fn with(mut self, name: &'static str, value: Argument) -> Self {
         self.arguments.push((name, value));
         self
     }
@@ -104,7 +104,7 @@ impl Interned {
 }
 
 /// A trace file that is being written. Packets of one lane come in their order; Perfetto sorts all by time.
-pub(super) struct TraceFile<W> {
+pub(crate) struct TraceFile<W> {
     out: W,
     names: Interned,
     keys: Interned,
@@ -115,7 +115,7 @@ pub(super) struct TraceFile<W> {
 
 impl<W: Write> TraceFile<W> {
     /// Begins a file; `monotonic` and `realtime` are the clocks at one moment, in nanoseconds.
-    pub(super) fn begin(out: W, monotonic: u64, realtime: u64) -> io::Result<Self> {
+    pub(crate) fn begin(out: W, monotonic: u64, realtime: u64) -> io::Result<Self> {
         let mut file = Self {
             out,
             names: Interned::default(),
@@ -143,7 +143,7 @@ impl<W: Write> TraceFile<W> {
     }
 
     /// Makes a track of slices and instants, or of further tracks.
-    pub(super) fn track(&mut self, name: &str, parent: Option<Track>) -> io::Result<Track> {
+    pub(crate) fn track(&mut self, name: &str, parent: Option<Track>) -> io::Result<Track> {
         self.make_track(name, parent, None)
     }
 
@@ -176,7 +176,7 @@ impl<W: Write> TraceFile<W> {
     }
 
     /// Adds an event to a track. Those of one track must come in their order and must not overlap.
-    pub(super) fn event(&mut self, track: Track, event: &TimedEvent) -> io::Result<()> {
+    pub(crate) fn event(&mut self, track: Track, event: &TimedEvent) -> io::Result<()> {
         let mut fresh = InternedData::default();
         let name = self.names.number(&event.name, &mut fresh.event_names);
         let arguments = event.arguments.iter();
@@ -214,7 +214,7 @@ impl<W: Write> TraceFile<W> {
     }
 
     /// Ends the file.
-    pub(super) fn end(mut self) -> io::Result<()> {
+    pub(crate) fn end(mut self) -> io::Result<()> {
         self.out.flush()
     }
 

@@ -116,6 +116,16 @@ fn by_track(packets: &[TracePacket]) -> BTreeMap<String, Vec<(u64, u32, String, 
     tracks
 }
 
+/// Returns the kind and the name of each event of a file, by the name of its track.
+pub(crate) fn events_by_track(file: &[u8]) -> BTreeMap<String, Vec<(u32, String)>> {
+    let tracks = by_track(&read::packets(file)).into_iter();
+    let tracks = tracks.map(|(track, events)| {
+        let events = events.into_iter().map(|(_, kind, name, _)| (kind, name));
+        (track, events.collect())
+    });
+    tracks.collect()
+}
+
 fn flows(events: &[TrackEvent]) -> Vec<u64> {
     events
         .iter()
