@@ -38,7 +38,7 @@ const EXHAUSTED: usize = 4096;
 pub(crate) const MOST_PACKETS: usize = 1024;
 
 /// The most descriptors in one message (Linux, SCM_MAX_FD).
-const MOST_OF_A_MESSAGE: usize = 253;
+pub(crate) const MOST_OF_A_MESSAGE: usize = 253;
 
 /// Unset before the first such descriptor.
 static CLOSER: OnceLock<Closer<Closing>> = OnceLock::new();
@@ -79,7 +79,7 @@ impl Drop for Closing {
         let _ = set_socket_linger(&*socket, Some(Duration::ZERO));
         let _ = shutdown(&*socket, Shutdown::Read);
         for _ in 0..MOST_PACKETS {
-            match descriptors::take(&*socket) {
+            match take(&*socket) {
                 // The kernel nests sockets in sockets at most four times.
                 Ok(inner) => inner.into_iter().map(Self::Owned).for_each(drop),
                 Err(_) => return,

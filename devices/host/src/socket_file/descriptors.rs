@@ -18,7 +18,7 @@ use rustix::net::{
 };
 
 pub use crate::socket_file::closing::Sockets;
-use crate::socket_file::closing::{self, Kind, MOST_PACKETS, rights};
+use crate::socket_file::closing::{self, Kind, MOST_OF_A_MESSAGE, MOST_PACKETS, rights};
 
 /// The most descriptors that one call of [`receive`] returns.
 pub const MAX_DESCRIPTORS: usize = 16;
@@ -86,14 +86,9 @@ pub fn receive_with(
 
 /// Like [`receive`], but returns all descriptors of any kind, up to the most that a message can
 /// have. The caller sends them on and passes them to [`close_copy`], because close(2) may not
-/// return. While too many
-/// descriptors wait to be closed, no more are received.
+/// return. While too many descriptors wait to be closed, no more are received.
 pub fn receive_all(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
     let has_space = !closing::is_exhausted() && !closing::is_full(&socket);
-    receive_any(socket, space, has_space)
-}
-
-fn receive_any(socket: impl AsFd, space: &mut [u8], has_space: bool) -> Result<Received, Errno> {
     let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_OF_A_MESSAGE))];
     let space_for_rights = match has_space {
         true => space_for_rights.as_mut_slice(),
@@ -118,20 +113,6 @@ pub fn close_copy(socket: impl AsFd, descriptor: OwnedFd) {
         Kind::Own => drop(descriptor),
         Kind::Foreign | Kind::Socket => closing::close_copy(socket, descriptor),
     }
-}
-
-/// Receives and discards a message without waiting. Returns its descriptors, of any kind.
-pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
-    receive_any(socket, &mut [0; 4096], true).map(|received| received.descriptors)
-}
-
-/// Returns the descriptors of a recvmsg(2). Does not allocate.
-pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Item = OwnedFd> {
-    let rights = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    rights.flatten()
 }
 
 /// Ends a connection: receives and drops the remaining data. Otherwise the kernel would close the
