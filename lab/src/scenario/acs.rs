@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::AttachPoint;
+use super::attach::AttachPoint;
 use super::error::Problem;
 
 /// The ports of a switch that have Access Control Services.

@@ -9,6 +9,7 @@ use peerbar_flight::Level;
 use peerbar_report::{Check, Module};
 use peerbar_switch::LinkMode;
 
+use super::acs::AcsPorts;
 use super::attach::AttachPoint;
 use super::file::Model;
 use super::gpu::Gpu;
@@ -121,8 +122,8 @@ pub struct Switch {
     pub name: String,
     /// Its place: never below another switch.
     pub attach: AttachPoint,
-    /// Set if its ports have Access Control Services.
-    pub acs: bool,
+    /// Its ports that have Access Control Services.
+    pub acs: AcsPorts,
 }
 
 /// An NVMe controller.

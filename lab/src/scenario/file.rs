@@ -9,7 +9,6 @@ use serde::de::IgnoredAny;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-use super::Model;
 use super::acs::AcsPorts;
 use super::error::Problem;
 use super::sanitize::{self, Sanitize};

@@ -11,7 +11,7 @@ use peerbar_report::{Check, CheckTable, Inventory};
 use toml::Spanned;
 
 use super::acs;
-use super::attach::AttachPoints;
+use super::attach::{AttachPoint, AttachPoints};
 use super::bus_numbers;
 use super::check::{Endpoints, inventory};
 use super::contents::{Machine, Nvme, Scenario, Switch};
@@ -37,7 +37,6 @@ use super::share;
 use super::share::Share;
 use super::together;
 use super::user_drivers;
-use super::{AttachPoint, Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Share, Switch};
 use crate::guest_files::GuestFile;
 use crate::module_sources::ModuleSources;
 use peerbar_report::Module;
