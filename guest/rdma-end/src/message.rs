@@ -1,5 +1,6 @@
 //! The conductor's commands to an end, and its answers.
 
+use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
@@ -87,6 +88,15 @@ impl Content {
         match self {
             Self::Seed(seed) => content(seed, length),
             Self::Value(value) => vec![value; usize::try_from(length).unwrap_or(usize::MAX)],
+        }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Seed(seed) => write!(f, "the content of seed {seed}"),
+            Self::Value(value) => write!(f, "{value:#04x} in each byte"),
         }
     }
 }
@@ -359,6 +369,12 @@ pub fn content(seed: u64, length: u32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_is_named_by_its_seed_or_value() {
+        assert_eq!(Content::Seed(7).to_string(), "the content of seed 7");
+        assert_eq!(Content::Value(5).to_string(), "0x05 in each byte");
+    }
 
     #[test]
     fn content_is_its_seed_s_own_and_begins_alike() {

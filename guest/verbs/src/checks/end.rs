@@ -104,9 +104,14 @@ impl LocalEnd {
                     .write(span.offset, &content.bytes(span.length))?;
             }
             Command::Expect { span, contents } => {
-                let [one, two] = contents.map(|content| content.bytes(span.length));
-                let place = || format!("at {}: {contents:?}", span.offset);
-                let seen = self.memory.expect_either(span.offset, &one, &two);
+                let [first, second] = contents.map(|content| content.bytes(span.length));
+                let place = || {
+                    let [one, two] = contents;
+                    let two = (one != two).then(|| format!(" or {two}"));
+                    let two = two.unwrap_or_default();
+                    format!("at {}, which should have {one}{two}", span.offset)
+                };
+                let seen = self.memory.expect_either(span.offset, &first, &second);
                 return Ok(compared(seen.with_context(place)));
             }
             Command::Receive { id, span } => {
