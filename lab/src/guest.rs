@@ -451,7 +451,7 @@ mod tests {
     use peerbar_report::KnownWarnings;
 
     use super::*;
-    use crate::folder::Folder;
+    use crate::folder::{Folder, QEMU_LOG};
     use crate::scenario::Scenario;
     use crate::signals;
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::load::MESSAGE;
 use crate::message::{
     Address, Answer, Command, Completed, Operation, OwnResults, Rights, Span, Spare, SpareCommand,
-    Tested, content,
+    Tested,
 };
 use crate::status::Status;
 
