@@ -184,6 +184,9 @@ impl DiskAndGpu {
             let counters = path.join(format!("{name}.counters"));
             let counters = counters.display().to_string();
             let mut words: Vec<&str> = joined.iter().map(String::as_str).collect();
+            if way != Way::Root {
+                words.extend(["--port-name", name]);
+            }
             words.extend(["--flight", &flight, "--record", "all"]);
             words.extend(["--counters", &counters]);
             words.extend(own);
