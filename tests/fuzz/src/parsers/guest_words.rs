@@ -16,7 +16,7 @@ pub fn run(data: &[u8]) {
         assert!((1..=86400).contains(&timeout.seconds()));
     }
     if let Some(release) = Release::parse(text) {
-        assert_eq!(Release::parse(&release.to_string()), Some(release));
+        assert_eq!(Release::parse(&format!("{release:#}")), Some(release));
     }
     if let Some(line) = TraceLine::parse(text) {
         let printed = line.to_string();
