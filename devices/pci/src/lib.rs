@@ -3,12 +3,14 @@
 //!
 //! [`ConfigSpace`] is a PCI Express endpoint's type 0 header with power management, MSI-X and PCI
 //! Express capabilities. It is registers only: a write returns its [`Effects`]. The traits
-//! [`Function`] and [`Interrupts`] are the interface between a device's logic and its bus.
+//! [`Function`] and [`Interrupts`] are the interface between a device's logic and its bus. The types
+//! [`Iova`] and [`BusAddress`] tell the addresses of requests from those on the bus.
 //!
 //! Not here: type 1 headers (the switch ports are QEMU's), MSI, resizable BARs (QEMU hides them),
 //! AER.
 #![forbid(unsafe_code)]
 
+mod address;
 mod bar;
 mod capability;
 mod config;
@@ -16,6 +18,7 @@ mod function;
 #[cfg(feature = "test-function")]
 mod no_registers;
 
+pub use address::{Address, BusAddress, InvalidRange, Iova, Range};
 pub use bar::{Bar, BarError};
 pub use capability::MsiX;
 #[cfg(feature = "test-function")]
