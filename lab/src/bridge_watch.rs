@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use peerbar_switch::{BridgeWindows, BusRange, LastLine, answer_to, number_of};
+use peerbar_pci::{BusAddress, Range};
+use peerbar_switch::{BridgeWindows, LastLine, answer_to, number_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -287,9 +288,9 @@ struct MemoryRange {
 impl MemoryRange {
     /// Returns the forwarded range, or `None` if its base is above its limit: the bridge forwards
     /// nothing then.
-    fn bus_range(&self) -> Option<BusRange> {
+    fn bus_range(&self) -> Option<Range<BusAddress>> {
         let [base, limit] = [self.base, self.limit].map(|it| u64::from_ne_bytes(it.to_ne_bytes()));
-        BusRange::new(base, limit)
+        Range::from_bounds(BusAddress(base), BusAddress(limit))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The address ranges in which QEMU's machine q35 has no RAM.
 
-use peerbar_switch::BusRange;
+use peerbar_pci::{BusAddress, Range};
 
 /// 4 GiB and 1 TiB. RAM that does not fit below the first continues there, or with an AMD processor and BARs beyond the
 /// HyperTransport range at the second (QEMU, `pc_memory_init`).
@@ -9,7 +9,7 @@ const HIGH_RAM: [u64; 2] = [1 << 32, 1 << 40];
 const IO_APIC: u64 = 0xfec0_0000;
 
 /// Returns the PCI holes of a q35 machine with `memory` bytes of RAM, in ascending order.
-pub(crate) fn pci_holes(memory: u64) -> Vec<BusRange> {
+pub(crate) fn pci_holes(memory: u64) -> Vec<Range<BusAddress>> {
     // The size of the low RAM (QEMU, `pc_q35_init`).
     let low = if memory >= 0xb000_0000 {
         0x8000_0000
@@ -26,7 +26,8 @@ pub(crate) fn pci_holes(memory: u64) -> Vec<BusRange> {
     let holes = holes.into_iter();
     holes
         .filter_map(|(start, end)| {
-            BusRange::new(start, end.checked_sub(u64::from(end < u64::MAX))?)
+            let last = end.checked_sub(u64::from(end < u64::MAX))?;
+            Range::from_bounds(BusAddress(start), BusAddress(last))
         })
         .collect()
 }

@@ -9,7 +9,7 @@ use anyhow::Context;
 use peerbar_dma::{MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::Registers;
-use peerbar_pci::{Bar, ConfigSpace, NoRegisters};
+use peerbar_pci::{Bar, ConfigSpace, Iova, NoRegisters};
 use peerbar_rig::GuestRam;
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
@@ -89,7 +89,7 @@ impl Registers for PeerRegisters {
     fn read_register(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let read = self
             .requester
-            .read(Purpose::Control, self.address + offset, data);
+            .read(Purpose::Control, Iova(self.address + offset), data);
         read.map_err(io::Error::other)
     }
 
@@ -99,7 +99,9 @@ impl Registers for PeerRegisters {
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let at = self.address + offset;
-        let written = self.requester.write_register(Origin::Device, at, value);
+        let written = self
+            .requester
+            .write_register(Origin::Device, Iova(at), value);
         written.map_err(io::Error::other)
     }
 }

@@ -13,6 +13,7 @@ use peerbar_nvme_driver::{
     Controller, DmaMemory, Doorbell, PAGE, QueueMemory, QueuePair, Registers, prps,
 };
 use peerbar_nvme_spec::command::SubmissionEntry;
+use peerbar_pci::Iova;
 use peerbar_rig::gpu::Command;
 use peerbar_rig::{Client, Daemon, GuestRam, Link, REGISTERS};
 use tempfile::TempDir;
@@ -231,7 +232,7 @@ fn peer_rings_a_polling_disk_without_a_message() {
     for stamp in 0..10 {
         let requester = &fixture.peer.requester;
         requester
-            .write(Purpose::Payload, DOORS + 0x1000, &junk)
+            .write(Purpose::Payload, Iova(DOORS + 0x1000), &junk)
             .unwrap();
         fixture.check_host(10 + stamp).unwrap();
     }
@@ -294,7 +295,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
     let requester = fixture.peer.requester.clone();
     let word = |offset, value| {
         let value = RegisterValue::Word(value);
-        requester.write_register(Origin::Device, DOORS + offset, value)
+        requester.write_register(Origin::Device, Iova(DOORS + offset), value)
     };
     // Values that no queue can have, doorbells of no queue, the table of vectors.
     for (offset, value) in [
@@ -323,7 +324,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         (0x3ffe, 4, false),
         (0x4000, 4, false),
     ] {
-        let written = requester.write(Purpose::Payload, DOORS + offset, &vec![1; bytes]);
+        let written = requester.write(Purpose::Payload, Iova(DOORS + offset), &vec![1; bytes]);
         assert_eq!(written.is_ok(), is_answered, "{offset:#x}");
         fixture.check_host(20).unwrap();
     }

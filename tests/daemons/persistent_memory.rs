@@ -9,6 +9,7 @@ use peerbar_dma::Purpose;
 use peerbar_nvme_driver::Registers;
 use peerbar_nvme_spec::pmr::Pmrsts;
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRSTS};
+use peerbar_pci::Iova;
 use peerbar_rig::{Client, Daemon, GuestRam, Link, REGISTERS};
 use tempfile::TempDir;
 
@@ -65,11 +66,11 @@ impl Fixture {
     fn writes(&self, address: u64, offset: u64, byte: u8) -> anyhow::Result<bool> {
         let requester = &self.peer.requester;
         let data = [byte; 8192];
-        let written = requester.write(Purpose::Payload, address + offset, &data);
+        let written = requester.write(Purpose::Payload, Iova(address + offset), &data);
         if written.is_ok() {
             ensure!(self.file(offset)? == data, "the file has something else");
             let mut read = [0; 8192];
-            requester.read(Purpose::Payload, address + offset, &mut read)?;
+            requester.read(Purpose::Payload, Iova(address + offset), &mut read)?;
             ensure!(read == data, "the peer reads something else");
         }
         Ok(written.is_ok())
@@ -118,7 +119,7 @@ fn peer_writes_the_region_and_has_no_barrier() {
     let over = fixture
         .peer
         .requester
-        .write(Purpose::Payload, REGION + BYTES - 8, &[1; 16]);
+        .write(Purpose::Payload, Iova(REGION + BYTES - 8), &[1; 16]);
     assert!(over.is_err(), "beyond the region");
     fixture.end().unwrap();
 }

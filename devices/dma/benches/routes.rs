@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use divan::Bencher;
 use peerbar_dma::{CounterFile, Direction, MapAccess, MemoryFile, Purpose, Requester, Session};
+use peerbar_pci::{Iova, Range};
 
 const PAGE: u64 = 4096;
 const MAPPINGS: [u64; 3] = [16, 4096, 65535];
@@ -26,7 +27,11 @@ fn requester(mappings: u64) -> Arc<Requester> {
         let lent = memory.file().try_clone().unwrap().into();
         let backing = Some((lent, page * PAGE));
         requester
-            .map(page * 2 * PAGE, PAGE, MapAccess::READ_WRITE, backing)
+            .map(
+                Range::new(Iova(page * 2 * PAGE), PAGE).unwrap(),
+                MapAccess::READ_WRITE,
+                backing,
+            )
             .unwrap();
     }
     Arc::new(requester)
@@ -46,7 +51,7 @@ fn by_a_request_of_its_own(bencher: Bencher<'_, '_>, mappings: u64) {
     let (requester, address) = (requester(mappings), addresses(mappings));
     bencher.bench_local(|| {
         requester
-            .read(Purpose::Payload, address(), &mut [0; 16])
+            .read(Purpose::Payload, Iova(address()), &mut [0; 16])
             .unwrap()
     });
 }
@@ -57,7 +62,7 @@ fn in_a_session(bencher: Bencher<'_, '_>, mappings: u64) {
     let mut session = Session::new(requester);
     bencher.bench_local(|| {
         session
-            .read(Purpose::Payload, address(), &mut [0; 16])
+            .read(Purpose::Payload, Iova(address()), &mut [0; 16])
             .unwrap()
     });
 }
@@ -65,7 +70,11 @@ fn in_a_session(bencher: Bencher<'_, '_>, mappings: u64) {
 #[divan::bench(sample_size = 10_000)]
 fn in_a_session_by_the_route_of_before(bencher: Bencher<'_, '_>) {
     let mut session = Session::new(requester(16));
-    bencher.bench_local(|| session.read(Purpose::Payload, 0, &mut [0; 16]).unwrap());
+    bencher.bench_local(|| {
+        session
+            .read(Purpose::Payload, Iova(0), &mut [0; 16])
+            .unwrap()
+    });
 }
 
 #[divan::bench(sample_size = 10_000)]
@@ -75,7 +84,11 @@ fn in_a_session_that_counts_in_a_file(bencher: Bencher<'_, '_>) {
     let requester = requester(16);
     requester.count_in(file);
     let mut session = Session::new(requester);
-    bencher.bench_local(|| session.read(Purpose::Payload, 0, &mut [0; 16]).unwrap());
+    bencher.bench_local(|| {
+        session
+            .read(Purpose::Payload, Iova(0), &mut [0; 16])
+            .unwrap()
+    });
 }
 
 /// Bytes of a large transfer.
@@ -88,11 +101,21 @@ fn large_copy_in_a_session(bencher: Bencher<'_, '_>) {
     requester.set_bus_master(true);
     let lent = Some((ram.file().try_clone().unwrap().into(), 0));
     requester
-        .map(0, LARGE as u64, MapAccess::READ_WRITE, lent)
+        .map(
+            Range::new(Iova(0), LARGE as u64).unwrap(),
+            MapAccess::READ_WRITE,
+            lent,
+        )
         .unwrap();
     let mut session = Session::new(Arc::new(requester));
     bencher.bench_local(|| {
-        let moved = session.transfer(Purpose::Payload, Direction::Write, 0, (&disk, 0), LARGE);
+        let moved = session.transfer(
+            Purpose::Payload,
+            Direction::Write,
+            Iova(0),
+            (&disk, 0),
+            LARGE,
+        );
         moved.unwrap().unwrap();
     });
 }

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use peerbar_dma_log::{AtsCounts, Direction};
+use peerbar_pci::{BusAddress, Iova, Range};
 
 use crate::map::{Backing, Found, MemoryMap};
 use crate::map_access::MapAccess;
@@ -28,7 +29,7 @@ pub(crate) enum Translated {
     /// Guest RAM.
     Ram(Span),
     /// A peer's window, at this bus address.
-    Bus(u64),
+    Bus(BusAddress),
 }
 
 impl Translated {
@@ -46,7 +47,7 @@ impl Translated {
 /// A translation of consecutive addresses.
 #[derive(Clone, Debug)]
 struct Translation {
-    last: u64,
+    range: Range<Iova>,
     access: MapAccess,
     to: Translated,
 }
@@ -54,43 +55,41 @@ struct Translation {
 /// The cache.
 #[derive(Debug, Default)]
 pub(crate) struct Atc {
-    translations: BTreeMap<u64, Translation>,
+    translations: BTreeMap<Iova, Translation>,
     /// Their first addresses, oldest first.
-    ages: VecDeque<u64>,
+    ages: VecDeque<Iova>,
     counts: AtsCounts,
 }
 
 impl Atc {
-    /// Translates `address` by the cache or the memory map. Also returns the number of bytes from
-    /// there that the translation covers. Returns `None` if there is no translation for this
-    /// direction.
+    /// Translates `address` by the cache or the memory map. Also returns the addresses that the
+    /// translation covers. Returns `None` if there is no translation for this direction.
     pub(crate) fn translate(
         &mut self,
-        address: u64,
+        address: Iova,
         direction: Direction,
         map: &MemoryMap,
         peers: &PeerTable,
-    ) -> Option<(Translated, u64)> {
-        if let Some((first, translation)) = self.cached(address, direction) {
-            let found = part(address, first, translation);
+    ) -> Option<(Translated, Range<Iova>)> {
+        if let Some(found) = self.cached(address, direction) {
+            let found = found.at(address)?;
             self.counts.hits += 1;
             return Some(found);
         }
         self.counts.asked += 1;
-        let Some((first, translation)) = asked(address, direction, map, peers) else {
+        let Some(translation) = asked(address, direction, map, peers) else {
             self.counts.refused += 1;
             return None;
         };
-        let found = part(address, first, &translation);
-        self.insert(first, translation);
+        let found = translation.at(address)?;
+        self.insert(translation);
         Some(found)
     }
 
-    /// Removes every translation that overlaps the addresses from `first` to `last`. Returns `true`
-    /// if there was any.
-    pub(crate) fn invalidate(&mut self, first: u64, last: u64) -> bool {
+    /// Removes every translation that overlaps this range. Returns `true` if there was any.
+    pub(crate) fn invalidate(&mut self, range: Range<Iova>) -> bool {
         let before = self.translations.len();
-        self.remove(first, last);
+        self.remove(range);
         let gone = before.saturating_sub(self.translations.len());
         self.counts.invalidated += gone as u64;
         gone > 0
@@ -111,33 +110,32 @@ impl Atc {
         }
     }
 
-    fn cached(&self, address: u64, direction: Direction) -> Option<(u64, &Translation)> {
-        let (first, translation) = self.translations.range(..=address).next_back()?;
-        let holds = translation.last >= address && translation.access.allows(direction);
-        holds.then_some((*first, translation))
+    fn cached(&self, address: Iova, direction: Direction) -> Option<&Translation> {
+        let (_, translation) = self.translations.range(..=address).next_back()?;
+        let holds = translation.range.contains(address) && translation.access.allows(direction);
+        holds.then_some(translation)
     }
 
-    fn insert(&mut self, first: u64, translation: Translation) {
+    fn insert(&mut self, translation: Translation) {
         // Replaces one that does not allow enough.
-        self.remove(first, translation.last);
+        self.remove(translation.range);
         if self.ages.len() >= ENTRIES {
             if let Some(oldest) = self.ages.pop_front() {
                 self.translations.remove(&oldest);
                 self.counts.evicted += 1;
             }
         }
-        self.translations.insert(first, translation);
-        self.ages.push_back(first);
+        self.ages.push_back(translation.range.first());
+        self.translations
+            .insert(translation.range.first(), translation);
     }
 
-    fn remove(&mut self, first: u64, last: u64) {
-        let met = |(start, translation): (&u64, &Translation)| {
-            (translation.last >= first).then_some(*start)
-        };
+    fn remove(&mut self, range: Range<Iova>) {
         // Translations are disjoint, so those that overlap the range are the last ones that start
         // before its end.
-        let starts = self.translations.range(..=last).rev();
-        let starts: Vec<u64> = starts.map_while(met).collect();
+        let starting = self.translations.range(..=range.last()).rev();
+        let met = starting.take_while(|(_, translation)| translation.range.overlaps(&range));
+        let starts: Vec<Iova> = met.map(|(first, _)| *first).collect();
         for start in &starts {
             self.translations.remove(start);
         }
@@ -147,56 +145,51 @@ impl Atc {
     }
 }
 
-/// Returns the part of a translation from `address` on, and its length.
-fn part(address: u64, first: u64, translation: &Translation) -> (Translated, u64) {
-    let left = (translation.last - address).saturating_add(1);
-    (translation.to.after(address - first), left)
+impl Translation {
+    /// Returns the translation of `address`, and all addresses that are translated with it.
+    fn at(&self, address: Iova) -> Option<(Translated, Range<Iova>)> {
+        let offset = self.range.offset_of(address)?;
+        Some((self.to.after(offset), self.range))
+    }
 }
 
 /// Answers a translation request with the largest page around `address` that one mapping holds.
 fn asked(
-    address: u64,
+    address: Iova,
     direction: Direction,
     map: &MemoryMap,
     peers: &PeerTable,
-) -> Option<(u64, Translation)> {
-    let Found::Mapped {
-        mapping,
-        skip,
-        left,
-    } = map.find(address)
-    else {
+) -> Option<Translation> {
+    let Found::Mapped { mapping, .. } = map.find(address) else {
         return None;
     };
-    let start = address - skip;
-    let end = address.checked_add(left.wrapping_sub(1))?;
-    let (first, last) = GRANULES.into_iter().find_map(|granule| {
-        let (first, last) = (address & !(granule - 1), address | (granule - 1));
-        (first >= start && last <= end).then_some((first, last))
-    })?;
+    let pages = GRANULES.map(|granule| Range::new(Iova(address.0 & !(granule - 1)), granule));
+    let mut pages = pages.into_iter().flatten();
+    let range = pages.find(|page| mapping.range.encloses(page))?;
     let to = match &mapping.backing {
         Backing::Ram(span) => Translated::Ram(Span {
             file: span.file.clone(),
-            offset: span.offset.checked_add(first - start)?,
+            offset: span
+                .offset
+                .checked_add(mapping.range.offset_of(range.first())?)?,
         }),
-        Backing::Device if is_window(peers, first, last) => Translated::Bus(first),
+        Backing::Device if is_window(peers, range.on_bus()) => {
+            Translated::Bus(range.first().on_bus())
+        }
         Backing::Device | Backing::RemoteRam => return None,
     };
     let translation = Translation {
-        last,
+        range,
         access: mapping.access,
         to,
     };
-    translation
-        .access
-        .allows(direction)
-        .then_some((first, translation))
+    translation.access.allows(direction).then_some(translation)
 }
 
 /// Returns `true` if all of these addresses are in one peer's window.
-fn is_window(peers: &PeerTable, first: u64, last: u64) -> bool {
-    match peers.find(first) {
-        FoundPeer::Claimed { left, .. } => left.wrapping_sub(1) >= last - first,
+fn is_window(peers: &PeerTable, range: Range<BusAddress>) -> bool {
+    match peers.find(range.first()) {
+        FoundPeer::Claimed { claimed, .. } => claimed.range.encloses(&range),
         FoundPeer::Gap { .. } => false,
     }
 }
@@ -212,6 +205,10 @@ mod tests {
     const PAGE: u64 = 0x1000;
     const BOTH: MapAccess = MapAccess::READ_WRITE;
 
+    fn range(first: u64, size: u64) -> Range<Iova> {
+        Range::new(Iova(first), size).unwrap()
+    }
+
     fn ram(size: u64) -> Backing {
         Backing::Ram(Span {
             file: Arc::new(MemoryFile::create("test", size).unwrap()),
@@ -223,16 +220,17 @@ mod tests {
     /// of two pages at 32 MiB, and a mapping over an unknown device at 48 MiB.
     fn world() -> (MemoryMap, PeerTable) {
         let mut map = MemoryMap::default();
-        map.map(2 << 20, (2 << 20) + PAGE, BOTH, ram(4 << 20))
+        map.map(range(2 << 20, (2 << 20) + PAGE), BOTH, ram(4 << 20))
             .unwrap();
-        map.map(16 << 20, PAGE, MapAccess::READ_ONLY, ram(PAGE))
+        map.map(range(16 << 20, PAGE), MapAccess::READ_ONLY, ram(PAGE))
             .unwrap();
-        map.map(32 << 20, 2 * PAGE, BOTH, Backing::Device).unwrap();
-        map.map(48 << 20, 2 * PAGE, BOTH, Backing::Device).unwrap();
+        for device in [32 << 20, 48 << 20] {
+            map.map(range(device, 2 * PAGE), BOTH, Backing::Device)
+                .unwrap();
+        }
         let mut peers = PeerTable::default();
         let window = PeerWindow {
-            address: 32 << 20,
-            size: 2 * PAGE,
+            range: range(32 << 20, 2 * PAGE).on_bus(),
             claim: 1,
             memory: PeerMemory::ByMessage,
         };
@@ -242,10 +240,12 @@ mod tests {
 
     fn translate(atc: &mut Atc, address: u64, direction: Direction) -> Option<(u64, u64)> {
         let (map, peers) = world();
-        let found = atc.translate(address, direction, &map, &peers)?;
-        match found {
-            (Translated::Ram(span), left) => Some((span.offset, left)),
-            (Translated::Bus(address), left) => Some((address, left)),
+        let address = Iova(address);
+        let (to, range) = atc.translate(address, direction, &map, &peers)?;
+        let left = range.clip(address, usize::MAX) as u64;
+        match to {
+            Translated::Ram(span) => Some((span.offset, left)),
+            Translated::Bus(address) => Some((address.0, left)),
         }
     }
 
@@ -282,12 +282,13 @@ mod tests {
         for address in [2 << 20, 4 << 20, 32 << 20, (32 << 20) + PAGE] {
             translate(&mut atc, address, Direction::Read).unwrap();
         }
-        atc.invalidate((4 << 20) + 5, (32 << 20) + 1);
+        let (first, last) = (Iova((4 << 20) + 5), Iova((32 << 20) + 1));
+        atc.invalidate(Range::from_bounds(first, last).unwrap());
         assert_eq!(atc.counts(true).invalidated, 2);
-        let left: Vec<u64> = atc.translations.keys().copied().collect();
-        assert_eq!(left, [2 << 20, (32 << 20) + PAGE]);
-        assert_eq!(atc.ages, [2 << 20, (32 << 20) + PAGE]);
-        atc.invalidate(0, u64::MAX);
+        let left: Vec<Iova> = atc.translations.keys().copied().collect();
+        assert_eq!(left, [Iova(2 << 20), Iova((32 << 20) + PAGE)]);
+        assert_eq!(atc.ages, left);
+        atc.invalidate(Range::all());
         assert_eq!((atc.counts(true).invalidated, atc.ages.len()), (4, 0));
     }
 
@@ -296,26 +297,27 @@ mod tests {
         let mut map = MemoryMap::default();
         let pages = ENTRIES as u64 + 2;
         for page in 0..pages {
-            map.map(page * 2 * PAGE, PAGE, BOTH, ram(PAGE)).unwrap();
+            map.map(range(page * 2 * PAGE, PAGE), BOTH, ram(PAGE))
+                .unwrap();
         }
         let peers = PeerTable::default();
         let mut atc = Atc::default();
         for page in 0..pages {
-            let found = atc.translate(page * 2 * PAGE, Direction::Read, &map, &peers);
+            let found = atc.translate(Iova(page * 2 * PAGE), Direction::Read, &map, &peers);
             assert!(found.is_some());
         }
         let counts = atc.counts(true);
         assert_eq!((counts.cached, counts.evicted), (ENTRIES as u64, 2));
-        assert_eq!(atc.translations.keys().next(), Some(&(4 * PAGE)));
+        assert_eq!(atc.translations.keys().next(), Some(&Iova(4 * PAGE)));
     }
 
     #[test]
     fn the_whole_address_space_can_be_one_mapping() {
         let mut map = MemoryMap::default();
-        map.map(1 << 63, 1 << 63, BOTH, ram(PAGE)).unwrap();
+        map.map(range(1 << 63, 1 << 63), BOTH, ram(PAGE)).unwrap();
         let peers = PeerTable::default();
-        let found = Atc::default().translate(u64::MAX, Direction::Read, &map, &peers);
-        let (_, left) = found.unwrap();
-        assert_eq!(left, 1);
+        let found = Atc::default().translate(Iova(u64::MAX), Direction::Read, &map, &peers);
+        let (_, range) = found.unwrap();
+        assert_eq!(range.clip(Iova(u64::MAX), usize::MAX), 1);
     }
 }

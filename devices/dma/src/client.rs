@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use peerbar_pci::Iova;
 
 use crate::buffer::Buffer;
 use crate::error::DmaFault;
@@ -48,7 +49,7 @@ impl Client {
     /// Lets the client execute one request.
     pub(crate) fn ask(
         &self,
-        address: u64,
+        address: Iova,
         data: Buffer<'_>,
         may_go_on: &dyn Fn() -> bool,
     ) -> Result<(), DmaFault> {
@@ -63,13 +64,13 @@ impl Client {
     /// halves must be of one value.
     pub(crate) fn explore(
         &self,
-        address: u64,
+        address: Iova,
         part: &mut Buffer<'_>,
         may_go_on: &dyn Fn() -> bool,
     ) -> Result<(), DmaFault> {
         let mut rest = part.reborrow();
         let is_read = matches!(rest, Buffer::Read(_));
-        let is_word = is_read && rest.len() == WORD && address % WORD as u64 == 0;
+        let is_word = is_read && rest.len() == WORD && address.is_aligned(WORD as u64);
         let few = rest.take(if is_word { WORD } else { PROBE });
         let behind = address.wrapping_add(few.len() as u64);
         self.ask(address, few, may_go_on)?;
@@ -83,7 +84,7 @@ impl Client {
     /// Always fails.
     pub(crate) fn deny(
         &self,
-        address: u64,
+        address: Iova,
         part: &mut Buffer<'_>,
         may_go_on: &dyn Fn() -> bool,
     ) -> Result<(), DmaFault> {

@@ -1,6 +1,7 @@
 //! The reasons why a DMA fails.
 
 use peerbar_dma_log::Origin;
+use peerbar_pci::Iova;
 use thiserror::Error;
 
 use crate::peers::PeerError;
@@ -8,12 +9,12 @@ use crate::upstream::UpstreamError;
 
 /// A DMA that failed. A part of it may have been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("DMA at {address:#x}+{len:#x} for {origin}")]
+#[error("DMA at {address}+{len:#x} for {origin}")]
 pub struct DmaError {
     /// The queue and command on whose behalf it was made.
     pub origin: Origin,
     /// First address of the failed segment.
-    pub address: u64,
+    pub address: Iova,
     /// Length of the segment.
     pub len: usize,
     /// The reason.

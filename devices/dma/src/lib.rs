@@ -57,7 +57,6 @@
 //! root complex does not check it.
 #![deny(unsafe_code)]
 
-mod address;
 mod atc;
 mod buffer;
 mod client;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use peerbar_pci::{Iova, Range};
 use thiserror::Error;
 
 use crate::map_access::MapAccess;
@@ -13,22 +14,9 @@ const MAX_MAPPINGS: usize = 65535;
 /// The reason why a mapping was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// It is empty, or ends past the end of the address space.
-    #[error("span {iova:#x}+{size:#x} is empty or wraps around")]
-    BadSpan {
-        /// First IOVA.
-        iova: u64,
-        /// Length.
-        size: u64,
-    },
     /// Some of it is mapped already.
-    #[error("span {iova:#x}+{size:#x} overlaps a mapping")]
-    Overlap {
-        /// First IOVA.
-        iova: u64,
-        /// Length.
-        size: u64,
-    },
+    #[error("span {}+{:#x} overlaps a mapping", .0.first(), .0.size())]
+    Overlap(Range<Iova>),
     /// There are too many mappings, or an unmap would leave too many by splitting one.
     #[error("{MAX_MAPPINGS} mappings exist already: unmap whole ones first")]
     Full,
@@ -36,13 +24,8 @@ pub enum MapError {
     #[error("the client lends too much memory")]
     TooMuch,
     /// It extends beyond the end of the file that the client lends for it.
-    #[error("span {iova:#x}+{size:#x} goes past the end of its file")]
-    PastFile {
-        /// First IOVA.
-        iova: u64,
-        /// Length.
-        size: u64,
-    },
+    #[error("span {}+{:#x} goes past the end of its file", .0.first(), .0.size())]
+    PastFile(Range<Iova>),
     /// A fault rule makes the mapping fail.
     #[error("a fault is injected")]
     Injected,
@@ -63,14 +46,15 @@ pub(crate) enum Backing {
 /// One mapping.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
-    last: u64,
+    pub(crate) range: Range<Iova>,
     pub(crate) access: MapAccess,
     pub(crate) backing: Backing,
 }
 
 impl Mapping {
-    /// Returns the part that starts `skip` bytes later and ends at `last`.
-    fn part(&self, skip: u64, last: u64) -> Self {
+    /// Returns the part with these addresses.
+    fn part(&self, range: Range<Iova>) -> Self {
+        let skip = self.range.offset_of(range.first()).unwrap_or_default();
         let backing = match &self.backing {
             Backing::Ram(span) => Backing::Ram(Span {
                 file: span.file.clone(),
@@ -79,7 +63,7 @@ impl Mapping {
             other => other.clone(),
         };
         Self {
-            last,
+            range,
             backing,
             ..*self
         }
@@ -89,13 +73,8 @@ impl Mapping {
 /// The result of a lookup.
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
-    /// A mapping, the offset of the address in it, and the number of its bytes from there (0 stands
-    /// for 2^64).
-    Mapped {
-        mapping: &'a Mapping,
-        skip: u64,
-        left: u64,
-    },
+    /// A mapping, and the offset of the address in it.
+    Mapped { mapping: &'a Mapping, skip: u64 },
     /// No mapping. The next one starts after this many bytes, if there is one.
     Gap { left: Option<u64> },
 }
@@ -103,93 +82,78 @@ pub(crate) enum Found<'a> {
 /// A table of disjoint mappings. Every operation takes O(log n) for each mapping that it overlaps.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryMap {
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: BTreeMap<Iova, Mapping>,
 }
 
 impl MemoryMap {
-    /// Adds a mapping of `size` bytes at `iova`.
+    /// Adds a mapping.
     pub(crate) fn map(
         &mut self,
-        iova: u64,
-        size: u64,
+        range: Range<Iova>,
         access: MapAccess,
         backing: Backing,
     ) -> Result<(), MapError> {
-        let last = size
-            .checked_sub(1)
-            .and_then(|rest| iova.checked_add(rest))
-            .ok_or(MapError::BadSpan { iova, size })?;
-        if self
-            .before_or_at(last)
-            .is_some_and(|(_, mapping)| mapping.last >= iova)
-        {
-            return Err(MapError::Overlap { iova, size });
+        if self.last_of(range).is_some() {
+            return Err(MapError::Overlap(range));
         }
         if self.mappings.len() >= MAX_MAPPINGS {
             return Err(MapError::Full);
         }
-        self.mappings.insert(
-            iova,
-            Mapping {
-                last,
-                access,
-                backing,
-            },
-        );
+        let mapping = Mapping {
+            range,
+            access,
+            backing,
+        };
+        self.mappings.insert(range.first(), mapping);
         Ok(())
     }
 
-    /// Fails if [`Self::unmap`] of the span would split a mapping while the table is full.
-    pub(crate) fn check_unmap(&self, iova: u64, last: u64) -> Result<(), MapError> {
-        let splits = |(start, mapping): (u64, &Mapping)| start < iova && mapping.last > last;
-        if self.mappings.len() >= MAX_MAPPINGS && self.before_or_at(last).is_some_and(splits) {
+    /// Fails if [`Self::unmap`] of the range would split a mapping while the table is full.
+    pub(crate) fn check_unmap(&self, range: Range<Iova>) -> Result<(), MapError> {
+        let is_split = |mapping: &Mapping| {
+            mapping.range.first() < range.first() && range.last() < mapping.range.last()
+        };
+        if self.mappings.len() >= MAX_MAPPINGS && self.last_of(range).is_some_and(is_split) {
             return Err(MapError::Full);
         }
         Ok(())
     }
 
-    /// Removes the span from `iova` to `last` (inclusive) from every mapping that it overlaps. The
-    /// rest of a mapping on either side stays.
-    pub(crate) fn unmap(&mut self, iova: u64, last: u64) {
-        while let Some((start, mapping)) = self
-            .before_or_at(last)
-            .filter(|(_, mapping)| mapping.last >= iova)
-            .map(|(start, m)| (start, m.clone()))
-        {
-            self.mappings.remove(&start);
-            if let Some(after) = last.checked_add(1).filter(|after| *after <= mapping.last) {
-                self.mappings
-                    .insert(after, mapping.part(after - start, mapping.last));
-            }
-            if let Some(before) = iova.checked_sub(1).filter(|before| *before >= start) {
-                self.mappings.insert(start, mapping.part(0, before));
+    /// Removes the range from every mapping that it overlaps. The rest of a mapping on either side
+    /// stays.
+    pub(crate) fn unmap(&mut self, range: Range<Iova>) {
+        while let Some(mapping) = self.last_of(range).cloned() {
+            self.mappings.remove(&mapping.range.first());
+            let before = mapping.range.before(range.first());
+            let after = mapping.range.after(range.last());
+            for rest in before.into_iter().chain(after) {
+                self.mappings.insert(rest.first(), mapping.part(rest));
             }
         }
     }
 
     /// Looks `address` up.
-    pub(crate) fn find(&self, address: u64) -> Found<'_> {
-        match self.before_or_at(address) {
-            Some((start, mapping)) if mapping.last >= address => Found::Mapped {
-                mapping,
-                skip: address - start,
-                left: (mapping.last - address).wrapping_add(1),
-            },
-            _ => Found::Gap {
-                left: self
-                    .mappings
-                    .range(address..)
-                    .next()
-                    .map(|(start, _)| start - address),
-            },
+    pub(crate) fn find(&self, address: Iova) -> Found<'_> {
+        let before = self.before_or_at(address);
+        let found = before.and_then(|mapping| Some((mapping, mapping.range.offset_of(address)?)));
+        if let Some((mapping, skip)) = found {
+            return Found::Mapped { mapping, skip };
+        }
+        let next = self.mappings.range(address..).next();
+        Found::Gap {
+            left: next.and_then(|(first, _)| first.offset_from(address)),
         }
     }
 
-    fn before_or_at(&self, address: u64) -> Option<(u64, &Mapping)> {
-        self.mappings
-            .range(..=address)
-            .next_back()
-            .map(|(start, mapping)| (*start, mapping))
+    /// Returns the last mapping that overlaps this range.
+    fn last_of(&self, range: Range<Iova>) -> Option<&Mapping> {
+        let mapping = self.before_or_at(range.last())?;
+        mapping.range.overlaps(&range).then_some(mapping)
+    }
+
+    fn before_or_at(&self, address: Iova) -> Option<&Mapping> {
+        let (_, mapping) = self.mappings.range(..=address).next_back()?;
+        Some(mapping)
     }
 }
 
@@ -200,11 +164,16 @@ mod tests {
     use super::*;
 
     fn map(table: &mut MemoryMap, iova: u64, size: u64) -> Result<(), MapError> {
-        table.map(iova, size, MapAccess::READ_WRITE, Backing::Device)
+        let range = Range::new(Iova(iova), size).unwrap();
+        table.map(range, MapAccess::READ_WRITE, Backing::Device)
+    }
+
+    fn between(first: u64, last: u64) -> Range<Iova> {
+        Range::from_bounds(Iova(first), Iova(last)).unwrap()
     }
 
     fn mapped(table: &MemoryMap, address: u64) -> bool {
-        matches!(table.find(address), Found::Mapped { .. })
+        matches!(table.find(Iova(address)), Found::Mapped { .. })
     }
 
     #[test]
@@ -213,22 +182,14 @@ mod tests {
         map(&mut table, 1 << 63, 1 << 63).unwrap();
         assert!(mapped(&table, u64::MAX));
         assert!(!mapped(&table, (1 << 63) - 1));
-        table.unmap(1 << 63, u64::MAX);
+        table.unmap(between(1 << 63, u64::MAX));
         assert!(table.mappings.is_empty());
     }
 
     #[test]
-    fn empty_wrapping_and_overlapping_spans_are_refused() {
+    fn overlapping_spans_are_refused() {
         let mut table = MemoryMap::default();
         map(&mut table, 0x1000, 0x1000).unwrap();
-        assert!(matches!(
-            map(&mut table, 0x5000, 0),
-            Err(MapError::BadSpan { .. })
-        ));
-        assert!(matches!(
-            map(&mut table, u64::MAX, 2),
-            Err(MapError::BadSpan { .. })
-        ));
         for (iova, size) in [
             (0x1000, 0x1000),
             (0x1fff, 1),
@@ -237,7 +198,7 @@ mod tests {
             (0x1800, 0x10),
         ] {
             assert!(
-                matches!(map(&mut table, iova, size), Err(MapError::Overlap { .. })),
+                matches!(map(&mut table, iova, size), Err(MapError::Overlap(_))),
                 "{iova:#x}+{size:#x}"
             );
         }
@@ -260,26 +221,26 @@ mod tests {
         map(&mut table, 0, 1 << 60).unwrap();
         for page in 1..MAX_MAPPINGS as u64 {
             let (iova, last) = (page * 0x2000, page * 0x2000 + 0xfff);
-            table.check_unmap(iova, last).unwrap();
-            table.unmap(iova, last);
+            table.check_unmap(between(iova, last)).unwrap();
+            table.unmap(between(iova, last));
         }
         assert_eq!(table.mappings.len(), MAX_MAPPINGS);
         let next = MAX_MAPPINGS as u64 * 0x2000;
-        assert_eq!(table.check_unmap(next, next), Err(MapError::Full));
+        assert_eq!(table.check_unmap(between(next, next)), Err(MapError::Full));
         assert_eq!(map(&mut table, 0x2000, 0x1000), Err(MapError::Full));
         // A pure removal is possible.
-        table.check_unmap(0, 0xfff).unwrap();
-        table.check_unmap(next, u64::MAX).unwrap();
-        table.check_unmap(0, u64::MAX).unwrap();
+        table.check_unmap(between(0, 0xfff)).unwrap();
+        table.check_unmap(between(next, u64::MAX)).unwrap();
+        table.check_unmap(between(0, u64::MAX)).unwrap();
     }
 
     #[test]
     fn an_unmap_of_what_was_never_mapped_does_nothing() {
         let mut table = MemoryMap::default();
-        table.unmap(1 << 63, u64::MAX);
+        table.unmap(between(1 << 63, u64::MAX));
         map(&mut table, 0x1000, 0x1000).unwrap();
-        table.unmap(0, 0xfff);
-        table.unmap(0x2000, u64::MAX);
+        table.unmap(between(0, 0xfff));
+        table.unmap(between(0x2000, u64::MAX));
         assert_eq!(table.mappings.len(), 1);
     }
 
@@ -296,19 +257,23 @@ mod tests {
             .unwrap();
         let mut table = MemoryMap::default();
         table
-            .map(0x10000, 0x3000, MapAccess::READ_WRITE, Backing::Ram(span))
+            .map(
+                between(0x10000, 0x12fff),
+                MapAccess::READ_WRITE,
+                Backing::Ram(span),
+            )
             .unwrap();
-        table.unmap(0x11000, 0x11fff);
-        let offset = |address| match table.find(address) {
+        table.unmap(between(0x11000, 0x11fff));
+        let offset = |address| match table.find(Iova(address)) {
             Found::Mapped {
                 mapping:
                     Mapping {
+                        range,
                         backing: Backing::Ram(span),
                         ..
                     },
                 skip,
-                left,
-            } => Some((span.offset + skip, left)),
+            } => Some((span.offset + skip, range.clip(Iova(address), usize::MAX))),
             _ => None,
         };
         assert_eq!(offset(0x10800), Some((0x1800, 0x800)));
@@ -330,7 +295,7 @@ mod tests {
                         model[range].fill(true);
                     }
                 } else {
-                    table.unmap(start, start + len - 1);
+                    table.unmap(between(start, start + len - 1));
                     model[range].fill(false);
                 }
                 for (address, set) in model.iter().enumerate() {

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use peerbar_pci::{BusAddress, Range};
 use thiserror::Error;
 
-use crate::address::AddressRange;
 use crate::buffer::Buffer;
 use crate::memory::Span;
 
@@ -21,20 +21,12 @@ impl PeerId {
 /// A range of bus addresses that a peer answers.
 #[derive(Clone, Debug)]
 pub struct PeerWindow {
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes.
-    pub size: u64,
+    /// Its bus addresses.
+    pub range: Range<BusAddress>,
     /// If several windows cover one address, the one with the smallest claim answers.
     pub claim: u64,
     /// The content of the window.
     pub memory: PeerMemory,
-}
-
-impl PeerWindow {
-    pub(crate) fn addresses(&self) -> AddressRange {
-        AddressRange::new(self.address, self.size)
-    }
 }
 
 /// The content of a peer's window.
@@ -82,8 +74,8 @@ pub enum PeerRouting {
 /// A call blocks until the peer has answered, so the thread that answers region accesses must never
 /// make one.
 pub trait Peers: Send + Sync {
-    /// Reads or writes at the bus address `address` of `peer`.
-    fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError>;
+    /// Reads or writes at `address` of `peer`.
+    fn access(&self, peer: PeerId, address: BusAddress, data: Buffer<'_>) -> Result<(), PeerError>;
     /// Leaves the switch, if there is one, because it does not say what has changed.
     fn give_up(&self) {}
 }
@@ -105,9 +97,9 @@ pub enum PeerError {
 /// A part of a window that no earlier claim covers.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimed {
-    last: u64,
+    pub(crate) range: Range<BusAddress>,
     /// The first address of the window itself.
-    window: u64,
+    window: BusAddress,
     pub(crate) peer: PeerId,
     pub(crate) memory: PeerMemory,
 }
@@ -115,21 +107,18 @@ pub(crate) struct Claimed {
 /// The owner of an address.
 #[derive(Debug)]
 pub(crate) enum FoundPeer<'a> {
-    /// A peer's window, the offset of the address in the window, and the number of bytes of its
-    /// claim from there (0 stands for 2^64).
-    Claimed {
-        claimed: &'a Claimed,
-        skip: u64,
-        left: u64,
-    },
+    /// A part of a peer's window, and the offset of the address in the window.
+    Claimed { claimed: &'a Claimed, skip: u64 },
     /// No peer. The next one starts after this many bytes, if there is one.
     Gap { left: Option<u64> },
 }
 
-/// Returns `true` if both have the same addresses of the same window with the same memory.
-fn is_same_claim((one_first, one): &(u64, Claimed), (first, other): &(u64, Claimed)) -> bool {
-    (*one_first, one.last, one.window) == (*first, other.last, other.window)
-        && one.memory.is_same(&other.memory)
+impl Claimed {
+    /// Returns `true` if both have the same addresses of the same window with the same memory.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.range, self.window) == (other.range, other.window)
+            && self.memory.is_same(&other.memory)
+    }
 }
 
 /// The windows of all peers. A lookup takes O(log n). A change takes O(n^2) for the windows of all
@@ -137,20 +126,21 @@ fn is_same_claim((one_first, one): &(u64, Claimed), (first, other): &(u64, Claim
 #[derive(Debug, Default)]
 pub(crate) struct PeerTable {
     windows: BTreeMap<PeerId, Vec<PeerWindow>>,
-    claimed: BTreeMap<u64, Claimed>,
+    claimed: BTreeMap<BusAddress, Claimed>,
 }
 
 impl PeerTable {
-    /// Replaces all windows of a peer. Ignores windows that are empty or wrap around. Returns the
-    /// addresses that get another owner or other memory by this. A window that stays keeps the
-    /// mapping of its memory.
-    pub(crate) fn set(&mut self, peer: PeerId, mut windows: Vec<PeerWindow>) -> Vec<AddressRange> {
+    /// Replaces all windows of a peer. Returns the addresses that get another owner or other memory
+    /// by this. A window that stays keeps the mapping of its memory.
+    pub(crate) fn set(
+        &mut self,
+        peer: PeerId,
+        mut windows: Vec<PeerWindow>,
+    ) -> Vec<Range<BusAddress>> {
         let former = self.windows.get(&peer).into_iter().flatten();
         for old in former {
-            let stays = |new: &&mut PeerWindow| {
-                (new.address, new.size) == (old.address, old.size)
-                    && new.memory.is_same(&old.memory)
-            };
+            let stays =
+                |new: &&mut PeerWindow| new.range == old.range && new.memory.is_same(&old.memory);
             if let Some(new) = windows.iter_mut().find(stays) {
                 new.memory = old.memory.clone();
             }
@@ -160,27 +150,20 @@ impl PeerTable {
         self.windows.retain(|_, windows| !windows.is_empty());
         self.claim();
         let after = self.claims_of(peer);
-        let without = |these: &[(u64, Claimed)], those: &[(u64, Claimed)]| {
-            let differs =
-                |one: &&(u64, Claimed)| !those.iter().any(|other| is_same_claim(one, other));
+        let without = |these: &[Claimed], those: &[Claimed]| {
+            let differs = |one: &&Claimed| !those.iter().any(|other| one.is_same(other));
             let changed = these.iter().filter(differs);
-            let changed = changed.map(|(first, claimed)| AddressRange {
-                first: *first,
-                last: claimed.last,
-            });
-            changed.collect::<Vec<_>>()
+            changed.map(|claimed| claimed.range).collect::<Vec<_>>()
         };
         [without(&before, &after), without(&after, &before)].concat()
     }
 
     /// Returns the parts of a peer's windows that no earlier claim covers.
-    fn claims_of(&self, peer: PeerId) -> Vec<(u64, Claimed)> {
-        let claims = self
-            .claimed
-            .iter()
-            .filter(|(_, claimed)| claimed.peer == peer);
+    fn claims_of(&self, peer: PeerId) -> Vec<Claimed> {
+        let claims = self.claimed.values();
         claims
-            .map(|(first, claimed)| (*first, claimed.clone()))
+            .filter(|claimed| claimed.peer == peer)
+            .cloned()
             .collect()
     }
 
@@ -194,8 +177,8 @@ impl PeerTable {
             ..window
         });
         let mut lost: Vec<PeerWindow> = lost.collect();
-        lost.sort_by_key(|window| (window.address, window.size));
-        lost.dedup_by_key(|window| (window.address, window.size));
+        lost.sort_by_key(|window| window.range);
+        lost.dedup_by_key(|window| window.range);
         // The returned addresses need no attention: all of the windows are taken away.
         let _ = self.set(PeerId::NONE, lost);
     }
@@ -215,38 +198,37 @@ impl PeerTable {
     pub(crate) fn addresses(
         &self,
         is_chosen: impl Fn(PeerId) -> bool,
-    ) -> impl Iterator<Item = AddressRange> {
+    ) -> impl Iterator<Item = Range<BusAddress>> {
         let windows = self
             .windows
             .iter()
             .filter(move |(peer, _)| is_chosen(**peer));
         windows
             .flat_map(|(_, windows)| windows)
-            .map(PeerWindow::addresses)
+            .map(|window| window.range)
     }
 
     /// Returns the owner of `address`.
-    pub(crate) fn find(&self, address: u64) -> FoundPeer<'_> {
+    pub(crate) fn find(&self, address: BusAddress) -> FoundPeer<'_> {
         let before = self.claimed.range(..=address).next_back();
-        if let Some((_, claimed)) = before.filter(|(_, claimed)| claimed.last >= address) {
-            return FoundPeer::Claimed {
-                claimed,
-                skip: address - claimed.window,
-                left: (claimed.last - address).wrapping_add(1),
-            };
+        let holds = |claimed: &&Claimed| claimed.range.contains(address);
+        let found = before.map(|(_, claimed)| claimed).filter(holds);
+        let found = found.and_then(|it| Some((it, address.offset_from(it.window)?)));
+        if let Some((claimed, skip)) = found {
+            return FoundPeer::Claimed { claimed, skip };
         }
         let next = self.claimed.range(address..).next();
         FoundPeer::Gap {
-            left: next.map(|(start, _)| start - address),
+            left: next.and_then(|(first, _)| first.offset_from(address)),
         }
     }
 
     /// Returns the last address up to `address` at which a claim or a gap starts.
-    pub(crate) fn boundary(&self, address: u64) -> u64 {
+    pub(crate) fn boundary(&self, address: BusAddress) -> BusAddress {
         match self.claimed.range(..=address).next_back() {
-            Some((start, claimed)) if claimed.last >= address => *start,
-            Some((_, claimed)) => claimed.last + 1,
-            None => 0,
+            Some((first, claimed)) if claimed.range.contains(address) => *first,
+            Some((_, claimed)) => claimed.range.last().saturating_add(1),
+            None => BusAddress(0),
         }
     }
 
@@ -266,36 +248,29 @@ impl PeerTable {
 
     /// Gives a window those of its addresses that are unclaimed.
     fn claim_rest(&mut self, peer: PeerId, window: &PeerWindow) {
-        let rest = window.size.checked_sub(1);
-        let Some(last) = rest.and_then(|rest| window.address.checked_add(rest)) else {
-            return;
-        };
-        let mut from = Some(window.address);
-        while let Some(start) = from.filter(|start| *start <= last) {
-            let (end, next) = match self.find(start) {
+        let mut rest = Some(window.range);
+        while let Some(range) = rest {
+            let part = match self.find(range.first()) {
                 FoundPeer::Claimed { claimed, .. } => {
-                    log::debug!(
-                        "{start:#x}: the window of peer {} comes first",
-                        claimed.peer.0
-                    );
-                    (None, claimed.last.checked_add(1))
+                    let (at, first) = (range.first(), claimed.peer.0);
+                    log::debug!("{at}: the window of peer {first} comes first");
+                    rest = range.after(claimed.range.last());
+                    continue;
                 }
-                FoundPeer::Gap { left: None } => (Some(last), None),
-                FoundPeer::Gap { left: Some(left) } => {
-                    let next = start.saturating_add(left);
-                    (Some(last.min(next - 1)), Some(next))
+                FoundPeer::Gap { left } => {
+                    let next = left.and_then(|left| range.first().checked_add(left));
+                    next.and_then(|next| range.before(next))
                 }
             };
-            if let Some(last) = end {
-                let claimed = Claimed {
-                    last,
-                    window: window.address,
-                    peer,
-                    memory: window.memory.clone(),
-                };
-                self.claimed.insert(start, claimed);
-            }
-            from = next;
+            let part = part.unwrap_or(range);
+            let claimed = Claimed {
+                range: part,
+                window: window.range.first(),
+                peer,
+                memory: window.memory.clone(),
+            };
+            self.claimed.insert(part.first(), claimed);
+            rest = range.after(part.last());
         }
     }
 }
@@ -308,15 +283,14 @@ mod tests {
 
     fn window(address: u64, size: u64, claim: u64) -> PeerWindow {
         PeerWindow {
-            address,
-            size,
+            range: Range::new(BusAddress(address), size).unwrap(),
             claim,
             memory: PeerMemory::ByMessage,
         }
     }
 
     fn owner(table: &PeerTable, address: u64) -> Option<u32> {
-        match table.find(address) {
+        match table.find(BusAddress(address)) {
             FoundPeer::Claimed { claimed, .. } => Some(claimed.peer.0),
             FoundPeer::Gap { .. } => None,
         }
@@ -333,11 +307,11 @@ mod tests {
             [0x1fff, 0x2000, 0x2fff, 0x3000].map(|at| owner(&table, at)),
             [2, 1, 1, 2].map(Some)
         );
-        let FoundPeer::Claimed { skip, left, .. } = table.find(0x3800) else {
+        let FoundPeer::Claimed { claimed, skip } = table.find(BusAddress(0x3800)) else {
             panic!("unclaimed")
         };
         assert_eq!(
-            (skip, left),
+            (skip, claimed.range.clip(BusAddress(0x3800), usize::MAX)),
             (0x2800, 0x800),
             "counted from the start of the window"
         );
@@ -362,7 +336,7 @@ mod tests {
         );
         table.lose_all();
         table.lose_all();
-        let FoundPeer::Claimed { claimed, .. } = table.find(0x2000) else {
+        let FoundPeer::Claimed { claimed, .. } = table.find(BusAddress(0x2000)) else {
             panic!("unclaimed")
         };
         assert!(matches!(claimed.memory, PeerMemory::Gone));
@@ -373,16 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_wrapping_windows_are_left_out() {
+    fn windows_may_end_with_the_address_space() {
         let mut table = PeerTable::default();
-        table.set(
-            PeerId(1),
-            vec![
-                window(0x1000, 0, 1),
-                window(u64::MAX, 2, 2),
-                window(u64::MAX, 1, 3),
-            ],
-        );
+        table.set(PeerId(1), vec![window(u64::MAX, 1, 3)]);
         assert_eq!(owner(&table, 0x1000), None);
         assert_eq!(owner(&table, u64::MAX), Some(1));
         table.set(PeerId(2), vec![window(0, u64::MAX, 4)]);
@@ -395,7 +362,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_list_of_claims(
-            steps in prop::collection::vec((0u32..4, prop::collection::vec((0u64..40, 0u64..20), 0..3)), 1..12),
+            steps in prop::collection::vec((0u32..4, prop::collection::vec((0u64..40, 1u64..20), 0..3)), 1..12),
         ) {
             let mut table = PeerTable::default();
             let mut model: Vec<(u32, u64, u64, u64)> = Vec::new();

@@ -4,6 +4,7 @@ use std::iter;
 use std::sync::Arc;
 
 use peerbar_dma_log::Direction;
+use peerbar_pci::Iova;
 use thiserror::Error;
 
 use crate::error::DmaFault;
@@ -160,11 +161,11 @@ impl Pinned {
             let len = range.len.min(moved);
             moved -= len;
             if len > 0 {
-                self.account(range, range.address, len, Ok(()));
+                self.account(range, range.addresses.first(), len, Ok(()));
             }
             if len < range.len {
                 if let Some(fault) = fault {
-                    let address = range.address.saturating_add(len as u64);
+                    let address = range.addresses.first().saturating_add(len as u64);
                     self.account(range, address, range.len - len, Err(fault));
                 }
                 break;
@@ -175,7 +176,7 @@ impl Pinned {
     fn account(
         &self,
         range: &PinnedRange,
-        address: u64,
+        address: Iova,
         len: usize,
         outcome: Result<(), DmaFault>,
     ) {
@@ -261,9 +262,9 @@ mod tests {
     use std::time::Duration;
 
     use peerbar_dma_log::{DmaKind, Purpose, Route};
+    use peerbar_pci::{BusAddress, Range};
 
     use super::*;
-    use crate::address::AddressRange;
     use crate::counters::Count;
     use crate::map_access::MapAccess;
     use crate::{
@@ -279,8 +280,7 @@ mod tests {
             let fd = ram.file().try_clone().unwrap().into();
             requester
                 .map(
-                    0x1000 + offset,
-                    0x1000,
+                    Range::new(Iova(0x1000 + offset), 0x1000).unwrap(),
                     MapAccess::READ_WRITE,
                     Some((fd, offset)),
                 )
@@ -288,8 +288,7 @@ mod tests {
         }
         requester.set_window(WindowId::Cmb, Some(window(0x9000)));
         let peer = PeerWindow {
-            address: 0xc000,
-            size: 0x1000,
+            range: Range::new(BusAddress(0xc000), 0x1000).unwrap(),
             claim: 0,
             memory: PeerMemory::Span(memory()),
         };
@@ -307,13 +306,12 @@ mod tests {
 
     fn window(address: u64) -> OwnWindow {
         OwnWindow {
-            address,
-            size: 0x1000,
+            range: Range::new(BusAddress(address), 0x1000).unwrap(),
             memory: OwnWindowMemory::Span(memory()),
         }
     }
 
-    fn pin(requester: &Arc<Requester>, list: &[(u64, usize)]) -> Option<Pinned> {
+    fn pin(requester: &Arc<Requester>, list: &[(Iova, usize)]) -> Option<Pinned> {
         let mut session = Session::new(requester.clone());
         session.pin(Purpose::Payload, Direction::Write, list.iter().copied())
     }
@@ -329,7 +327,11 @@ mod tests {
     #[test]
     fn ended_transfer_records_moved_bytes_by_route() {
         let requester = requester();
-        let list = [(0x1800, 0x1000), (0x9000, 0x100), (0xc000, 0x100)];
+        let list = [
+            (Iova(0x1800), 0x1000),
+            (Iova(0x9000), 0x100),
+            (Iova(0xc000), 0x100),
+        ];
         let pinned = pin(&requester, &list).unwrap();
         let lens: Vec<_> = pinned.memory().map(|(_, len)| len).collect();
         assert_eq!(lens, [0x800, 0x800, 0x100, 0x100]);
@@ -358,10 +360,10 @@ mod tests {
             (0x2000, 0x80..0xc0),
             (0x9000, 0xc0..0x100),
         ] {
-            let write = requester.write(Purpose::Payload, address, &data[part]);
+            let write = requester.write(Purpose::Payload, Iova(address), &data[part]);
             write.unwrap();
         }
-        let list = [(0x1f80, 0xc0), (0x9000, 0x40)];
+        let list = [(Iova(0x1f80), 0xc0), (Iova(0x9000), 0x40)];
         let pinned = session.pin(Purpose::Payload, Direction::Read, list);
         let pinned = pinned.unwrap();
         for (offset, len) in [
@@ -384,7 +386,7 @@ mod tests {
     #[test]
     fn a_transfer_that_the_memory_fails_is_a_request_that_failed() {
         let requester = requester();
-        let pinned = pin(&requester, &[(0xc000, 0x100)]).unwrap();
+        let pinned = pin(&requester, &[(Iova(0xc000), 0x100)]).unwrap();
         pinned.end(0x40, Some(DmaFault::NoMemory));
         let [(Route::Peer, count), (Route::Peer, failed)] = counts(&requester)[..] else {
             panic!("{:?}", counts(&requester));
@@ -403,7 +405,7 @@ mod tests {
             file: span.file.clone(),
             offset,
         };
-        let list = [(0x1f80, 0x100), (0x9000, 0x80)];
+        let list = [(Iova(0x1f80), 0x100), (Iova(0x9000), 0x80)];
         let pinned = pin(&requester, &list).unwrap();
         assert_eq!(pinned.copy_from(&part(&from, 0x10)), Ok(()));
         let mut found = vec![0; data.len()];
@@ -411,7 +413,7 @@ mod tests {
         read.unwrap();
         assert_eq!(found, data);
         let mut session = Session::new(requester.clone());
-        let pin_read = |session: &mut Session, list: &[(u64, usize)]| {
+        let pin_read = |session: &mut Session, list: &[(Iova, usize)]| {
             let pinned = session.pin(Purpose::Payload, Direction::Read, list.iter().copied());
             pinned.unwrap()
         };
@@ -421,10 +423,10 @@ mod tests {
         assert_eq!(found, data);
         session.release();
         let before = counts(&requester);
-        let pinned = pin(&requester, &[(0x1000, 2)]).unwrap();
+        let pinned = pin(&requester, &[(Iova(0x1000), 2)]).unwrap();
         let lost = CopyError::Source(DmaFault::NoMemory);
         assert_eq!(pinned.copy_from(&part(&from, 0xfff)), Err(lost));
-        let pinned = pin_read(&mut session, &[(0x1000, 2)]);
+        let pinned = pin_read(&mut session, &[(Iova(0x1000), 2)]);
         let lost = CopyError::Destination(DmaFault::NoMemory);
         assert_eq!(pinned.copy_into(&part(&to, 0xfff)), Err(lost));
         assert_eq!(
@@ -438,11 +440,17 @@ mod tests {
     fn pinned_memory_is_copied_wherever_its_ranges_end() {
         let requester = requester();
         let data: Vec<u8> = (0..0x180u32).map(|at| (at % 251) as u8).collect();
-        requester.write(Purpose::Payload, 0x1f80, &data).unwrap();
+        requester
+            .write(Purpose::Payload, Iova(0x1f80), &data)
+            .unwrap();
         let mut session = Session::new(requester.clone());
         let before = counts(&requester);
-        let from = [(0x1f80, 0x101), (0x2081, 0x7f)];
-        let to = [(0x9000, 0x80), (0xc010, 0xc0), (0x9100, 0x40)];
+        let from = [(Iova(0x1f80), 0x101), (Iova(0x2081), 0x7f)];
+        let to = [
+            (Iova(0x9000), 0x80),
+            (Iova(0xc010), 0xc0),
+            (Iova(0x9100), 0x40),
+        ];
         let from = session.pin(Purpose::Payload, Direction::Read, from);
         let to = session.pin(Purpose::Payload, Direction::Write, to);
         assert_eq!(from.unwrap().copy_to(to.unwrap()), Ok(()));
@@ -457,7 +465,11 @@ mod tests {
         let routes = [Route::GuestRam, Route::OwnBar, Route::Peer];
         assert_eq!(routes.map(moved), [0x180, 0xc0, 0xc0]);
         let mut back = vec![0; 0x180];
-        let list = [(0x9000, 0x80), (0xc010, 0xc0), (0x9100, 0x40)];
+        let list = [
+            (Iova(0x9000), 0x80),
+            (Iova(0xc010), 0xc0),
+            (Iova(0x9100), 0x40),
+        ];
         requester.gather(Purpose::Payload, list, &mut back).unwrap();
         assert_eq!(back, data);
     }
@@ -468,8 +480,8 @@ mod tests {
         for (from, to) in [(0x100, 0x80), (0x80, 0x100)] {
             let before: u64 = counts(&requester).iter().map(|(_, it)| it.bytes).sum();
             let mut session = Session::new(requester.clone());
-            let source = session.pin(Purpose::Payload, Direction::Read, [(0x1000, from)]);
-            let destination = session.pin(Purpose::Payload, Direction::Write, [(0x9000, to)]);
+            let source = session.pin(Purpose::Payload, Direction::Read, [(Iova(0x1000), from)]);
+            let destination = session.pin(Purpose::Payload, Direction::Write, [(Iova(0x9000), to)]);
             let copied = source.unwrap().copy_to(destination.unwrap());
             assert_eq!(copied, Err(CopyError::Lengths { from, to }));
             let after: u64 = counts(&requester).iter().map(|(_, it)| it.bytes).sum();
@@ -490,14 +502,21 @@ mod tests {
             rustix::fs::ftruncate(&lent, 0x1000).unwrap();
             let fd = lent.try_clone().unwrap();
             requester
-                .map(0x5000, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
+                .map(
+                    Range::new(Iova(0x5000), 0x1000).unwrap(),
+                    MapAccess::READ_WRITE,
+                    Some((fd, 0)),
+                )
                 .unwrap();
             let mut session = Session::new(requester.clone());
             let mut pin = |address, direction| {
-                let pinned = session.pin(Purpose::Payload, direction, [(address, 0x100)]);
+                let pinned = session.pin(Purpose::Payload, direction, [(Iova(address), 0x100)]);
                 pinned.unwrap()
             };
-            let (from, to) = (pin(from, Direction::Read), pin(to, Direction::Write));
+            let (from, to) = (
+                pin(Iova(from).0, Direction::Read),
+                pin(Iova(to).0, Direction::Write),
+            );
             rustix::fs::ftruncate(&lent, 0).unwrap();
             assert_eq!(from.copy_to(to), Err(error));
             let counted = counts(&requester);
@@ -512,15 +531,15 @@ mod tests {
     fn what_is_not_memory_here_as_a_whole_is_not_pinned() {
         let requester = requester();
         for list in [
-            [(0x1000, 8), (0x5000, 8)],
-            [(0x2ff8, 16), (0x1000, 8)],
-            [(u64::MAX, 2), (0x1000, 8)],
+            [(Iova(0x1000), 8), (Iova(0x5000), 8)],
+            [(Iova(0x2ff8), 16), (Iova(0x1000), 8)],
+            [(Iova(u64::MAX), 2), (Iova(0x1000), 8)],
         ] {
             assert!(pin(&requester, &list).is_none(), "{list:x?}");
         }
         requester.set_bus_master(false);
-        assert!(pin(&requester, &[(0x1000, 8)]).is_none());
-        assert!(!requester.pins().meet(AddressRange::ALL));
+        assert!(pin(&requester, &[(Iova(0x1000), 8)]).is_none());
+        assert!(!requester.pins().meet(Range::all()));
         assert_eq!(counts(&requester), []);
     }
 
@@ -531,7 +550,9 @@ mod tests {
 
     /// Changes that take 0x1000, 0x9000 and 0xc000 away.
     const CHANGES: [(u64, Change); 8] = [
-        (0x1000, |requester| requester.unmap(0x1800, 0x1fff)),
+        (0x1000, |requester| {
+            requester.unmap(Range::from_bounds(Iova(0x1800), Iova(0x1fff)).unwrap())
+        }),
         (0x1000, Requester::unmap_all),
         (0x1000, |requester| requester.set_bus_master(false)),
         (0x1000, |requester| drop(requester.halt())),
@@ -555,7 +576,7 @@ mod tests {
                 // The function's own memory is not given up.
                 requester.limit_transfers(Duration::ZERO);
             }
-            let pinned = pin(&requester, &[(address, 0x1000)]).unwrap();
+            let pinned = pin(&requester, &[(Iova(address), 0x1000)]).unwrap();
             let answered = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -565,7 +586,7 @@ mod tests {
                 while requester.pins().waiting() == 0 {
                     std::thread::yield_now();
                 }
-                let new = pin(&requester, &[(address + 0x800, 0x100)]);
+                let new = pin(&requester, &[(Iova(address + 0x800), 0x100)]);
                 assert!(new.is_none(), "change {index}");
                 assert!(!answered.load(Ordering::Acquire), "change {index}");
                 pinned.end(0x1000, None);
@@ -582,9 +603,9 @@ mod tests {
         {
             let requester = requester();
             requester.limit_transfers(Duration::ZERO);
-            let pinned = pin(&requester, &[(0x1800, 0x1000)]).unwrap();
+            let pinned = pin(&requester, &[(Iova(0x1800), 0x1000)]).unwrap();
             change(&requester);
-            assert!(!requester.pins().meet(AddressRange::ALL));
+            assert!(!requester.pins().meet(Range::all()));
             assert_eq!(pinned.intact(), Err(DmaFault::NoMemory));
         }
     }
@@ -592,9 +613,9 @@ mod tests {
     #[test]
     fn a_change_does_not_wait_for_what_it_does_not_meet() {
         let requester = requester();
-        let pinned = pin(&requester, &[(0x1000, 0x1000), (0xc000, 0x100)]).unwrap();
-        requester.unmap(0x2000, 0x2fff);
-        requester.unmap(0xd000, u64::MAX);
+        let pinned = pin(&requester, &[(Iova(0x1000), 0x1000), (Iova(0xc000), 0x100)]).unwrap();
+        requester.unmap(Range::from_bounds(Iova(0x2000), Iova(0x2fff)).unwrap());
+        requester.unmap(Range::from_bounds(Iova(0xd000), Iova(u64::MAX)).unwrap());
         requester.set_window(WindowId::Cmb, None);
         requester.set_peer(PeerId(2), vec![]);
         requester.set_bus_master(true);

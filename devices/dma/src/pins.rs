@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use peerbar_dma_log::{Completer, Direction, Route};
+use peerbar_pci::{BusAddress, Iova, Range};
 use slab::Slab;
 
-use crate::address::AddressRange;
 use crate::memory::{MemoryFile, Span};
 
 /// The transfers of a function that are in progress outside its threads.
@@ -41,9 +41,9 @@ struct PinnedTransfer {
     is_given_up: bool,
 }
 
-/// A range of a transfer, as changes see it.
+/// A range of a transfer, as changes see it: by its addresses on the bus, where windows are.
 struct PinnedPart {
-    addresses: AddressRange,
+    addresses: Range<BusAddress>,
     /// The address of the memory's description, which distinguishes it from all others.
     memory: usize,
     offset: u64,
@@ -52,7 +52,7 @@ struct PinnedPart {
 
 impl Table {
     /// Returns `true` if one of the first `begun` transfers is in progress and overlaps this range.
-    fn meets(&self, range: AddressRange, begun: u64) -> bool {
+    fn meets(&self, range: Range<BusAddress>, begun: u64) -> bool {
         let mut transfers = self.transfers.iter();
         transfers.any(|(_, transfer)| {
             transfer.number <= begun
@@ -60,7 +60,7 @@ impl Table {
                 && transfer
                     .parts
                     .iter()
-                    .any(|part| part.addresses.meets(range))
+                    .any(|part| part.addresses.overlaps(&range))
         })
     }
 }
@@ -100,7 +100,7 @@ impl PinnedTransfer {
 impl PinnedPart {
     fn of(range: &PinnedRange) -> Self {
         Self {
-            addresses: AddressRange::new(range.address, range.len as u64),
+            addresses: range.addresses.on_bus(),
             memory: Arc::as_ptr(&range.span.file).addr(),
             offset: range.span.offset,
             len: range.len,
@@ -116,7 +116,7 @@ impl PinnedPart {
 
 /// A part of a transfer that lies in one memory and is reached by one route.
 pub(crate) struct PinnedRange {
-    pub(crate) address: u64,
+    pub(crate) addresses: Range<Iova>,
     pub(crate) len: usize,
     pub(crate) span: Span,
     pub(crate) route: Route,
@@ -159,7 +159,7 @@ impl Pins {
     }
 
     /// Returns `true` if a transfer in progress overlaps this range.
-    pub(crate) fn meet(&self, range: AddressRange) -> bool {
+    pub(crate) fn meet(&self, range: Range<BusAddress>) -> bool {
         let table = self.table.lock();
         table.meets(range, table.begun)
     }
@@ -169,7 +169,7 @@ impl Pins {
     /// of `lent`, and waits for the others.
     pub(crate) fn wait(
         &self,
-        range: AddressRange,
+        range: Range<BusAddress>,
         limit: Option<Duration>,
         lent: impl Fn() -> Vec<Arc<MemoryFile>>,
     ) {
@@ -195,13 +195,13 @@ impl Pins {
 
     /// Waits until every transfer that has begun by now and overlaps this range has ended, or until
     /// the deadline.
-    pub(crate) fn wait_until(&self, range: AddressRange, deadline: Instant) {
+    pub(crate) fn wait_until(&self, range: Range<BusAddress>, deadline: Instant) {
         let mut table = self.table.lock();
         let begun = table.begun;
         table.waiting += 1;
         while table.meets(range, begun) {
             if self.ended.wait_until(&mut table, deadline).timed_out() {
-                log::debug!("the kernel still moves data at {range:?}, where a window is closed");
+                log::debug!("the kernel still moves data at {range}, where a window is closed");
                 break;
             }
         }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use peerbar_fault::Faults;
 use peerbar_flight::{Event, WindowId};
+use peerbar_pci::{Iova, Range};
 
 use crate::client::Client;
 use crate::clock::{Clock, Monotonic, nanos};
@@ -150,11 +151,11 @@ impl Requester {
         self.client.set(upstream);
     }
 
-    /// Returns `true` if any of `len` bytes at `address` lies in one of these own windows.
-    pub fn meets_window(&self, ids: &[WindowId], address: u64, len: u64) -> bool {
+    /// Returns `true` if any of these addresses lies in one of these own windows.
+    pub fn meets_window(&self, ids: &[WindowId], range: Range<Iova>) -> bool {
         let routes = self.route_table();
         let mut windows = ids.iter().filter_map(|id| routes.windows.get(id));
-        windows.any(|window| window.meets(address, len))
+        windows.any(|window| window.range.overlaps(&range.on_bus()))
     }
 
     /// Returns the function's own link, if transfers on it take time.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use peerbar_dma_log::{AtsCounts, Completer, Direction, Route};
 use peerbar_flight::WindowId;
+use peerbar_pci::{BusAddress, Iova, Range};
 
-use crate::address::AddressRange;
 use crate::atc::{Atc, Translated};
 use crate::direct::DirectRoute;
 use crate::link::{LinkPath, Links};
@@ -21,23 +21,10 @@ use crate::peers::{FoundPeer, PeerId, PeerMemory, PeerRouting, PeerTable};
 /// A range of bus addresses that the function itself answers.
 #[derive(Clone, Debug)]
 pub struct OwnWindow {
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes.
-    pub size: u64,
+    /// Its bus addresses.
+    pub range: Range<BusAddress>,
     /// The content of the window.
     pub memory: OwnWindowMemory,
-}
-
-impl OwnWindow {
-    /// Returns `true` if any of `len` bytes at `address` lies in the window.
-    pub fn meets(&self, address: u64, len: u64) -> bool {
-        self.addresses().meets(AddressRange::new(address, len))
-    }
-
-    pub(crate) fn addresses(&self) -> AddressRange {
-        AddressRange::new(self.address, self.size)
-    }
 }
 
 /// The content of a window.
@@ -162,11 +149,11 @@ impl RouteTable {
 
     /// Returns the target and the length of the first segment of a request for `len` bytes at
     /// `address`. `len` is not 0.
-    pub(crate) fn route(&self, address: u64, len: usize, direction: Direction) -> Segment {
+    pub(crate) fn route(&self, address: Iova, len: usize, direction: Direction) -> Segment {
         self.find(address, len, direction, self.ats)
     }
 
-    fn find(&self, address: u64, len: usize, direction: Direction, translate: bool) -> Segment {
+    fn find(&self, address: Iova, len: usize, direction: Direction, translate: bool) -> Segment {
         if !self.may_request() {
             return Segment {
                 target: Target::NotMaster,
@@ -174,19 +161,16 @@ impl RouteTable {
                 skip: 0,
             };
         }
-        let len = self.until_next_window(address, len);
-        if let Some((window, skip)) = self.window(address) {
-            return own(window, skip, len);
+        let on_bus = address.on_bus();
+        let len = self.until_next_window(on_bus, len);
+        if let Some((window, skip)) = self.window(on_bus) {
+            return own(window, skip, window.range.clip(on_bus, len));
         }
-        let len = match self.peer(address) {
-            FoundPeer::Claimed {
-                claimed,
-                skip,
-                left,
-            } => {
+        let len = match self.peer(on_bus) {
+            FoundPeer::Claimed { claimed, skip } => {
                 return Segment {
                     target: self.to_peer(claimed.peer, &claimed.memory, skip),
-                    len: at_most(len, left),
+                    len: claimed.range.clip(on_bus, len),
                     skip,
                 };
             }
@@ -200,7 +184,7 @@ impl RouteTable {
 
     /// Returns the memory around `address` that is mapped here and reached by one route, or `None`
     /// if there is no such memory or transfers take time there.
-    pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
+    pub(crate) fn direct(&self, address: Iova, direction: Direction) -> Option<DirectRoute> {
         // With ATS, each use must look its translation up.
         if self.ats {
             return None;
@@ -214,23 +198,24 @@ impl RouteTable {
 
     /// Like [`RouteTable::direct`], for polled words: the address is not translated, and the access
     /// takes no time.
-    pub(crate) fn word(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
+    pub(crate) fn word(&self, address: Iova, direction: Direction) -> Option<DirectRoute> {
         self.around(address, self.find(address, usize::MAX, direction, false))
     }
 
     /// Returns the memory around `address`, at which this segment starts, as far as it is reached
     /// by one route.
-    fn around(&self, address: u64, Segment { target, len, skip }: Segment) -> Option<DirectRoute> {
+    fn around(&self, address: Iova, Segment { target, len, skip }: Segment) -> Option<DirectRoute> {
         let (route, completer) = target.route_and_completer();
         let (Target::Own(mut span) | Target::Peer(_, mut span) | Target::Ram(mut span)) = target
         else {
             return None;
         };
-        let first = self.window_edge(address).max(address - skip);
-        span.offset = span.offset.saturating_sub(address - first);
+        let to_edge = address.on_bus().offset_from(self.window_edge(address))?;
+        let before = to_edge.min(skip);
+        span.offset = span.offset.saturating_sub(before);
+        let last = address.saturating_add(len as u64 - 1);
         Some(DirectRoute {
-            first,
-            last: address.saturating_add(len as u64 - 1),
+            range: Range::from_bounds(address.checked_sub(before)?, last)?,
             span,
             route,
             completer,
@@ -239,24 +224,21 @@ impl RouteTable {
 
     /// Returns the last address up to `address` at which a window, the function's own or a peer's,
     /// starts or ends.
-    fn window_edge(&self, address: u64) -> u64 {
-        let windows = self.windows.values();
-        let windows = windows.flat_map(|window| {
-            [
-                Some(window.address),
-                window.address.checked_add(window.size),
-            ]
-        });
-        let below = windows.flatten().filter(|edge| *edge <= address);
-        below.max().unwrap_or(0).max(self.peers.boundary(address))
+    fn window_edge(&self, address: Iova) -> BusAddress {
+        let address = address.on_bus();
+        let windows = self.windows.values().map(|window| window.range);
+        let edges = windows.flat_map(|range| [Some(range.first()), range.last().checked_add(1)]);
+        let below = edges.flatten().filter(|edge| *edge <= address);
+        let peers = self.peers.boundary(address);
+        below.fold(peers, BusAddress::max)
     }
 
     /// Returns the first segment of a request with a translated address, or `None` if there is no
     /// translation.
-    fn translated(&self, address: u64, len: usize, direction: Direction) -> Option<Segment> {
+    fn translated(&self, address: Iova, len: usize, direction: Direction) -> Option<Segment> {
         let mut atc = self.atc.lock();
-        let (to, left) = atc.translate(address, direction, &self.map, &self.peers)?;
-        let len = at_most(len, left);
+        let (to, range) = atc.translate(address, direction, &self.map, &self.peers)?;
+        let len = range.clip(address, len);
         match to {
             Translated::Ram(span) => Some(Segment {
                 target: Target::Ram(span),
@@ -269,18 +251,13 @@ impl RouteTable {
 
     /// Routes a translated request directly: a port that redirects requests to the root lets these
     /// pass (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated P2P).
-    fn directly(&self, address: u64, len: usize) -> Option<Segment> {
-        let FoundPeer::Claimed {
-            claimed,
-            skip,
-            left,
-        } = self.peers.find(address)
-        else {
+    fn directly(&self, address: BusAddress, len: usize) -> Option<Segment> {
+        let FoundPeer::Claimed { claimed, skip } = self.peers.find(address) else {
             return None;
         };
         Some(Segment {
             target: to_peer(claimed.peer, &claimed.memory, skip),
-            len: at_most(len, left),
+            len: claimed.range.clip(address, len),
             skip,
         })
     }
@@ -296,7 +273,7 @@ impl RouteTable {
         self.atc.get_mut()
     }
 
-    fn peer(&self, address: u64) -> FoundPeer<'_> {
+    fn peer(&self, address: BusAddress) -> FoundPeer<'_> {
         match self.peer_routing {
             PeerRouting::Redirect => FoundPeer::Gap { left: None },
             _ => self.peers.find(address),
@@ -312,13 +289,9 @@ impl RouteTable {
     }
 
     /// Looks the target up in the memory map.
-    fn mapped(&self, address: u64, len: usize, direction: Direction) -> Segment {
+    fn mapped(&self, address: Iova, len: usize, direction: Direction) -> Segment {
         match self.map.find(address) {
-            Found::Mapped {
-                mapping,
-                skip,
-                left,
-            } => {
+            Found::Mapped { mapping, skip } => {
                 let target = match &mapping.backing {
                     _ if !mapping.access.allows(direction) => Target::Forbidden,
                     Backing::Ram(span) => Target::Ram(span_after(span, skip)),
@@ -327,7 +300,7 @@ impl RouteTable {
                 };
                 Segment {
                     target,
-                    len: at_most(len, left),
+                    len: mapping.range.clip(address, len),
                     skip,
                 }
             }
@@ -339,18 +312,14 @@ impl RouteTable {
         }
     }
 
-    fn window(&self, address: u64) -> Option<(&OwnWindow, u64)> {
-        self.windows.values().find_map(|window| {
-            let skip = address.checked_sub(window.address)?;
-            (skip < window.size).then_some((window, skip))
-        })
+    fn window(&self, address: BusAddress) -> Option<(&OwnWindow, u64)> {
+        let mut windows = self.windows.values();
+        windows.find_map(|window| Some((window, window.range.offset_of(address)?)))
     }
 
-    fn until_next_window(&self, address: u64, len: usize) -> usize {
-        let gaps = self
-            .windows
-            .values()
-            .filter_map(|window| window.address.checked_sub(address));
+    fn until_next_window(&self, address: BusAddress, len: usize) -> usize {
+        let windows = self.windows.values();
+        let gaps = windows.filter_map(|window| window.range.first().offset_from(address));
         gaps.filter(|gap| *gap > 0).fold(len, at_most)
     }
 }
@@ -364,9 +333,8 @@ fn to_peer(peer: PeerId, memory: &PeerMemory, skip: u64) -> Target {
     }
 }
 
-/// Returns the segment in one of the function's own windows.
+/// Returns the segment in one of the function's own windows, in which all of it lies.
 fn own(window: &OwnWindow, skip: u64, len: usize) -> Segment {
-    let len = at_most(len, window.size - skip);
     let (target, len) = match &window.memory {
         OwnWindowMemory::Registers => (Target::OwnRegisters, len),
         OwnWindowMemory::Span(span) => (Target::Own(span_after(span, skip)), len),
@@ -385,13 +353,9 @@ fn span_after(span: &Span, skip: u64) -> Span {
     }
 }
 
-/// Returns the smaller of the two, which fits a `usize` since `len` does. A limit of 0 stands for
-/// 2^64.
+/// Returns the smaller of the two, which fits a `usize` since `len` does.
 fn at_most(len: usize, limit: u64) -> usize {
-    match usize::try_from(limit) {
-        Ok(0) | Err(_) => len,
-        Ok(limit) => len.min(limit),
-    }
+    usize::try_from(limit).map_or(len, |limit| len.min(limit))
 }
 
 #[cfg(test)]
@@ -399,6 +363,10 @@ mod tests {
     use super::*;
     use crate::MemoryFile;
     use crate::map_access::MapAccess;
+
+    fn range(first: u64, size: u64) -> Range<Iova> {
+        Range::new(Iova(first), size).unwrap()
+    }
 
     fn memory(size: u64) -> Span {
         Span {
@@ -417,38 +385,35 @@ mod tests {
         let both = MapAccess::READ_WRITE;
         routes
             .map
-            .map(0x1000, 0x1000, both, Backing::Ram(memory(0x1000)))
+            .map(range(0x1000, 0x1000), both, Backing::Ram(memory(0x1000)))
             .unwrap();
         routes
             .map
-            .map(0x2000, 0x1000, both, Backing::Ram(memory(0x1000)))
+            .map(range(0x2000, 0x1000), both, Backing::Ram(memory(0x1000)))
             .unwrap();
         routes
             .map
             .map(
-                0x3000,
-                0x1000,
+                range(0x3000, 0x1000),
                 MapAccess::READ_ONLY,
                 Backing::Ram(memory(0x1000)),
             )
             .unwrap();
         routes
             .map
-            .map(0x8000, 0x1000, both, Backing::Device)
+            .map(range(0x8000, 0x1000), both, Backing::Device)
             .unwrap();
         routes.windows.insert(
             WindowId::Bar(2),
             OwnWindow {
-                address: 0x10000,
-                size: 0x1000,
+                range: Range::new(BusAddress(0x10000), 0x1000).unwrap(),
                 memory: OwnWindowMemory::Span(memory(0x1000)),
             },
         );
         routes.windows.insert(
             WindowId::Bar(0),
             OwnWindow {
-                address: 0x20000,
-                size: 0x1000,
+                range: Range::new(BusAddress(0x20000), 0x1000).unwrap(),
                 memory: OwnWindowMemory::Registers,
             },
         );
@@ -456,7 +421,7 @@ mod tests {
     }
 
     fn segment(routes: &RouteTable, address: u64, len: usize) -> (&'static str, usize) {
-        let segment = routes.route(address, len, Direction::Write);
+        let segment = routes.route(Iova(address), len, Direction::Write);
         let name = match segment.target {
             Target::NotMaster => "not master",
             Target::OwnRegisters => "own registers",
@@ -492,7 +457,7 @@ mod tests {
 
     #[test]
     fn read_only_memory_can_be_read() {
-        let segment = routes().route(0x3000, 8, Direction::Read);
+        let segment = routes().route(Iova(0x3000), 8, Direction::Read);
         assert!(matches!(segment.target, Target::Ram(_)));
     }
 
@@ -501,7 +466,11 @@ mod tests {
         let mut routes = routes();
         routes
             .map
-            .map(0x10000, 0x1000, MapAccess::READ_WRITE, Backing::Device)
+            .map(
+                range(0x10000, 0x1000),
+                MapAccess::READ_WRITE,
+                Backing::Device,
+            )
             .unwrap();
         assert_eq!(segment(&routes, 0x10000, 0x10), ("own", 0x10));
     }
@@ -512,8 +481,7 @@ mod tests {
         routes.windows.insert(
             WindowId::Cmb,
             OwnWindow {
-                address: 0x20000,
-                size: 0x1000,
+                range: Range::new(BusAddress(0x20000), 0x1000).unwrap(),
                 memory: OwnWindowMemory::Span(memory(0x1000)),
             },
         );
@@ -528,15 +496,15 @@ mod tests {
         routes.windows.insert(
             WindowId::Bar(4),
             OwnWindow {
-                address: 0x40000,
-                size: 0x4000,
+                range: Range::new(BusAddress(0x40000), 0x4000).unwrap(),
                 memory: OwnWindowMemory::Pages(Arc::new(table)),
             },
         );
         assert_eq!(segment(&routes, 0x40ff0, 0x100), ("own page", 0x10));
         assert_eq!(segment(&routes, 0x41000, 0x4000), ("own page", 0x1000));
         assert_eq!(segment(&routes, 0x43fff, 2), ("own page", 1));
-        let Target::OwnPage(_, offset) = routes.route(0x43fff, 1, Direction::Read).target else {
+        let Target::OwnPage(_, offset) = routes.route(Iova(0x43fff), 1, Direction::Read).target
+        else {
             panic!("not a page")
         };
         assert_eq!(offset, 0x3fff);
@@ -557,14 +525,17 @@ mod tests {
         let mut routes = routes();
         routes
             .map
-            .map(1 << 63, 1 << 63, MapAccess::READ_WRITE, Backing::Device)
+            .map(
+                range(1 << 63, 1 << 63),
+                MapAccess::READ_WRITE,
+                Backing::Device,
+            )
             .unwrap();
         assert_eq!(segment(&routes, u64::MAX, 1), ("device", 1));
         routes.windows.insert(
             WindowId::Bar(4),
             OwnWindow {
-                address: u64::MAX - 0xfff,
-                size: 0x1000,
+                range: Range::new(BusAddress(u64::MAX - 0xfff), 0x1000).unwrap(),
                 memory: OwnWindowMemory::Span(memory(0x1000)),
             },
         );

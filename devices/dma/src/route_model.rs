@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use peerbar_dma_log::{Direction, Route};
+use peerbar_flight::WindowId;
+use peerbar_pci::{self as pci, BusAddress, Iova};
 use proptest::prelude::*;
 
 use crate::map::Backing;
@@ -10,7 +12,6 @@ use crate::map_access::MapAccess;
 use crate::memory::{MemoryFile, Span};
 use crate::peers::{PeerId, PeerMemory, PeerRouting, PeerWindow};
 use crate::route::{OwnWindow, OwnWindowMemory, RouteTable, Target};
-use peerbar_flight::WindowId;
 
 /// Addresses below this are tried.
 const END: u64 = 48;
@@ -85,8 +86,7 @@ impl Setting {
                 _ => OwnWindowMemory::Span(span(0x100 + u64::from(index))),
             };
             let window = OwnWindow {
-                address: *address,
-                size: *size,
+                range: pci::Range::new(BusAddress(*address), *size).unwrap(),
                 memory,
             };
             routes.windows.insert(WindowId::Bar(index), window);
@@ -98,8 +98,7 @@ impl Setting {
                 _ => PeerMemory::Span(span(0x200 + u64::from(index))),
             };
             let window = PeerWindow {
-                address: *address,
-                size: *size,
+                range: pci::Range::new(BusAddress(*address), *size).unwrap(),
                 // The later in the list, the older.
                 claim: 99 - u64::from(index),
                 memory,
@@ -117,7 +116,11 @@ impl Setting {
                 _ => MapAccess::READ_WRITE,
             };
             // A mapping that overlaps an earlier one is refused.
-            let _ = routes.map.map(*address, *size, access, backing);
+            let _ = routes.map.map(
+                pci::Range::new(Iova(*address), *size).unwrap(),
+                access,
+                backing,
+            );
         }
         routes
     }
@@ -218,7 +221,7 @@ proptest! {
         let direction = if write { Direction::Write } else { Direction::Read };
         let routes = setting.routes();
         for address in 0..END {
-            let segment = routes.route(address, len, direction);
+            let segment = routes.route(Iova(address), len, direction);
             prop_assert!((1..=len).contains(&segment.len));
             for further in 0..segment.len as u64 {
                 let rule = setting.meaning(address + further, direction);
@@ -232,19 +235,20 @@ proptest! {
         let direction = if write { Direction::Write } else { Direction::Read };
         let routes = setting.routes();
         for address in 0..END {
-            let Some(direct) = routes.direct(address, direction) else {
+            let Some(direct) = routes.direct(Iova(address), direction) else {
                 let rule = setting.meaning(address, direction);
                 prop_assert!(!matches!(rule, Meaning::Memory(..)), "{:#x} of {:?}", address, &setting);
                 continue;
             };
-            prop_assert!((direct.first..=direct.last).contains(&address));
-            for at in direct.first..=direct.last {
+            prop_assert!(direct.range.contains(Iova(address)));
+            let (first, last) = (direct.range.first().0, direct.range.last().0);
+            for at in first..=last {
                 let way = match direct.route {
                     Route::OwnBar => "own",
                     Route::Peer => "peer",
                     _ => "ram",
                 };
-                let memory = Meaning::Memory(way, direct.span.file.size(), direct.span.offset + (at - direct.first));
+                let memory = Meaning::Memory(way, direct.span.file.size(), direct.span.offset + (at - first));
                 prop_assert_eq!(memory, setting.meaning(at, direction), "{:#x} of {:?}", at, &setting);
             }
         }

@@ -1,6 +1,7 @@
 //! A segment of a request, and its result: its route, its completer and its outcome.
 
 use peerbar_dma_log::{Completer, Direction, DmaKind, Route};
+use peerbar_pci::Iova;
 
 use crate::error::DmaFault;
 use crate::tag::Tag;
@@ -8,7 +9,7 @@ use crate::tag::Tag;
 /// A segment of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct DmaSegment {
-    pub(crate) address: u64,
+    pub(crate) address: Iova,
     pub(crate) len: usize,
     pub(crate) direction: Direction,
     /// Its start time, by the clock of the flight recorder.

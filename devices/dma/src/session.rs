@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use peerbar_dma_log::{Direction, Purpose};
+use peerbar_pci::{Iova, Range};
 
 use crate::counters::CounterSlot;
 use crate::direct::DirectRoute;
@@ -95,7 +96,7 @@ impl Session {
     pub fn read(
         &mut self,
         tag: impl Into<Tag>,
-        address: u64,
+        address: Iova,
         data: &mut [u8],
     ) -> Result<(), DmaError> {
         let tag = tag.into();
@@ -115,7 +116,7 @@ impl Session {
     pub fn write_entries(
         &mut self,
         tag: impl Into<Tag>,
-        address: u64,
+        address: Iova,
         data: &[u8],
         entry_bytes: usize,
     ) -> Result<(), DmaError> {
@@ -126,11 +127,9 @@ impl Session {
         });
         self.has_learned = false;
         done.unwrap_or_else(|| {
-            let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
-            // Lengths come first, so that no address is computed beyond the last entry, which may
-            // end at 2^64.
-            let list = lengths.zip((address..).step_by(entry_bytes));
-            let list = list.map(|(len, address)| (address, len));
+            let offsets = (0..).step_by(entry_bytes);
+            let addresses = offsets.map(|offset| address.wrapping_add(offset));
+            let list = addresses.zip(data.chunks(entry_bytes).map(<[u8]>::len));
             self.requester.scatter(tag, list, data)
         })
     }
@@ -142,7 +141,7 @@ impl Session {
         &mut self,
         tag: impl Into<Tag>,
         direction: Direction,
-        address: u64,
+        address: Iova,
         (memory, offset): (&MappedMemory, u64),
         len: usize,
     ) -> Option<Result<(), DmaError>> {
@@ -180,7 +179,7 @@ impl Session {
         &mut self,
         purpose: Purpose,
         direction: Direction,
-        (address, len): (u64, usize),
+        (address, len): (Iova, usize),
     ) -> bool {
         if self.requester.injects() {
             self.has_learned = false;
@@ -200,7 +199,7 @@ impl Session {
         &mut self,
         tag: impl Into<Tag>,
         direction: Direction,
-        list: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (Iova, usize)>,
     ) -> Option<Pinned> {
         let tag = tag.into();
         let started = self.collect(tag.purpose, direction, list)?;
@@ -216,7 +215,7 @@ impl Session {
         &mut self,
         purpose: Purpose,
         direction: Direction,
-        list: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (Iova, usize)>,
     ) -> Option<u64> {
         if self.requester.injects() {
             return None;
@@ -243,16 +242,15 @@ impl Session {
         &mut self,
         purpose: Purpose,
         direction: Direction,
-        (mut address, mut len): (u64, usize),
+        (mut address, mut len): (Iova, usize),
         ranges: &mut Vec<PinnedRange>,
     ) -> Option<()> {
         while len > 0 {
             let (direct, offset) = self.find(purpose, address, 1, direction)?;
-            let left = usize::try_from(direct.last - address)
-                .map_or(len, |rest| len.min(rest.saturating_add(1)));
+            let left = direct.range.clip(address, len);
             direct.span.file.check(offset, left as u64).ok()?;
             ranges.push(PinnedRange {
-                address,
+                addresses: Range::new(address, left as u64)?,
                 len: left,
                 span: Span {
                     file: direct.span.file.clone(),
@@ -274,7 +272,7 @@ impl Session {
     /// recorded, takes no time on any link, and the function does not translate its address. A
     /// peer's window that is opened at the same time is seen a moment later. Returns `None` while
     /// the link is down.
-    pub fn load(&mut self, address: u64) -> Option<u32> {
+    pub fn load(&mut self, address: Iova) -> Option<u32> {
         self.word(address, Direction::Read, |memory, offset| {
             memory.load(offset).ok()
         })
@@ -282,7 +280,7 @@ impl Session {
 
     /// Writes the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here.
     /// Returns `true` if they are. It is not a request and not recorded, as with [`Session::load`].
-    pub fn store(&mut self, address: u64, value: u32) -> bool {
+    pub fn store(&mut self, address: Iova, value: u32) -> bool {
         let store = |memory: &MemoryFile, offset| memory.store(offset, value).ok();
         self.word(address, Direction::Write, store).is_some()
     }
@@ -290,7 +288,7 @@ impl Session {
     /// Prefetches `len` bytes at `address`, which may be read soon, if the session is locked and
     /// the last read for the same purpose was from memory around them. It is not a request and not
     /// recorded.
-    pub fn prefetch(&self, purpose: Purpose, address: u64, len: u64) {
+    pub fn prefetch(&self, purpose: Purpose, address: Iova, len: u64) {
         let known = self.last_routes.get(purpose as usize);
         let known = known.and_then(|routes| routes.get(Direction::Read as usize)?.as_ref());
         let last = address.checked_add(len);
@@ -304,7 +302,7 @@ impl Session {
 
     fn word<T>(
         &mut self,
-        address: u64,
+        address: Iova,
         direction: Direction,
         access: impl FnOnce(&MemoryFile, u64) -> Option<T>,
     ) -> Option<T> {
@@ -326,7 +324,7 @@ impl Session {
     fn copy(
         &mut self,
         tag: Tag,
-        address: u64,
+        address: Iova,
         len: usize,
         direction: Direction,
         copy: impl FnOnce(&MemoryFile, u64) -> Result<(), MemoryError>,
@@ -402,7 +400,7 @@ impl Session {
     fn find(
         &mut self,
         purpose: Purpose,
-        address: u64,
+        address: Iova,
         len: usize,
         direction: Direction,
     ) -> Option<(&DirectRoute, u64)> {
@@ -426,6 +424,8 @@ impl Drop for Session {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_pci::BusAddress;
+
     use super::*;
     use crate::counters::Count;
     use crate::{DmaKind, MapAccess, OwnWindow, OwnWindowMemory, Route, WindowId};
@@ -442,7 +442,11 @@ mod tests {
         ] {
             let fd = ram.file().try_clone().unwrap().into();
             requester
-                .map(iova, 0x1000, access, Some((fd, iova)))
+                .map(
+                    Range::new(Iova(iova), 0x1000).unwrap(),
+                    access,
+                    Some((fd, iova)),
+                )
                 .unwrap();
         }
         let own = Span {
@@ -450,8 +454,7 @@ mod tests {
             offset: 0,
         };
         let window = OwnWindow {
-            address: 0x9000,
-            size: 0x1000,
+            range: Range::new(BusAddress(0x9000), 0x1000).unwrap(),
             memory: OwnWindowMemory::Span(own),
         };
         requester.set_window(WindowId::Cmb, Some(window));
@@ -483,7 +486,7 @@ mod tests {
             let moved = session.transfer(
                 Purpose::Payload,
                 Direction::Write,
-                address,
+                Iova(address),
                 (&*disk, 0x10),
                 0x100,
             );
@@ -492,7 +495,7 @@ mod tests {
             let moved = session.transfer(
                 Purpose::Payload,
                 Direction::Read,
-                address,
+                Iova(address),
                 (&*disk, 0x1000),
                 0x100,
             );
@@ -521,22 +524,30 @@ mod tests {
             let moved = session.transfer(
                 Purpose::Payload,
                 Direction::Write,
-                address,
+                Iova(address),
                 (&*disk, 0),
                 len,
             );
             assert_eq!(moved, None, "{address:#x}");
         }
-        let moved = session.transfer(Purpose::Payload, Direction::Write, u64::MAX, (&*disk, 0), 2);
+        let moved = session.transfer(
+            Purpose::Payload,
+            Direction::Write,
+            Iova(u64::MAX),
+            (&*disk, 0),
+            2,
+        );
         assert_eq!(moved, None);
         assert_eq!(requester.ledger().counters().snapshot(), []);
         session
-            .write_entries(Purpose::Payload, 0x1ff8, &[9; 16], 8)
+            .write_entries(Purpose::Payload, Iova(0x1ff8), &[9; 16], 8)
             .unwrap();
         let mut back = [0; 16];
-        session.read(Purpose::Payload, 0x1ff8, &mut back).unwrap();
+        session
+            .read(Purpose::Payload, Iova(0x1ff8), &mut back)
+            .unwrap();
         assert_eq!(back, [9; 16], "by more ranges");
-        let last = session.write_entries(Purpose::Payload, u64::MAX - 7, &[9; 8], 8);
+        let last = session.write_entries(Purpose::Payload, Iova(u64::MAX - 7), &[9; 8], 8);
         assert!(last.is_err(), "the address space ends with it");
     }
 
@@ -545,14 +556,14 @@ mod tests {
         let (requester, _) = requester();
         let mut session = Session::new(requester);
         for _ in 0..2 {
-            let list = [(0x1000, 8), (0x5000, 8)];
+            let list = [(Iova(0x1000), 8), (Iova(0x5000), 8)];
             let pinned = session.pin(Purpose::Payload, Direction::Write, list);
             assert!(pinned.is_none());
             assert!(session.ranges.is_empty() && session.ranges.capacity() > 0);
         }
         let list = session.ranges.as_ptr();
         for _ in 0..2 {
-            let pinned = session.pin(Purpose::Payload, Direction::Write, [(0x1000, 8)]);
+            let pinned = session.pin(Purpose::Payload, Direction::Write, [(Iova(0x1000), 8)]);
             pinned.unwrap().end(8, None);
         }
         assert_eq!(session.ranges.as_ptr(), list, "two lists take turns");
@@ -566,23 +577,24 @@ mod tests {
         let write = |session: &mut Session, address| {
             session.transfer(Purpose::Payload, Direction::Write, address, (&*disk, 0), 8)
         };
-        assert_eq!(write(&mut session, 0x1000), Some(Ok(())));
+        assert_eq!(write(&mut session, Iova(0x1000)), Some(Ok(())));
         let session_holds = std::thread::scope(|scope| {
-            let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
+            let change = scope
+                .spawn(|| requester.unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap()));
             // The change is answered only once the session is released: until then the copies
             // continue.
-            let before = write(&mut session, 0x1008);
+            let before = write(&mut session, Iova(0x1008));
             session.release();
             change.join().unwrap();
             before
         });
         assert_eq!(session_holds, Some(Ok(())));
         ram.write(0x1000, &[0; 16]).unwrap();
-        assert_eq!(write(&mut session, 0x1000), None);
-        assert_eq!(write(&mut session, 0x2000), Some(Ok(())));
+        assert_eq!(write(&mut session, Iova(0x1000)), None);
+        assert_eq!(write(&mut session, Iova(0x2000)), Some(Ok(())));
         session.release();
         requester.halt();
-        assert_eq!(write(&mut session, 0x2008), None);
+        assert_eq!(write(&mut session, Iova(0x2008)), None);
         let mut back = [1; 8];
         ram.read(0x2008, &mut back).unwrap();
         assert_eq!(back, [0; 8]);
@@ -592,19 +604,19 @@ mod tests {
     fn loads_and_stores_of_words_are_not_recorded() {
         let (requester, ram) = requester();
         let mut session = Session::new(requester.clone());
-        assert!(session.store(0x1004, 7));
+        assert!(session.store(Iova(0x1004), 7));
         assert_eq!(
-            (session.load(0x1004), ram.load(0x1004).unwrap()),
+            (session.load(Iova(0x1004)), ram.load(0x1004).unwrap()),
             (Some(7), 7)
         );
-        assert!(!session.store(0x3000, 7), "read-only");
-        assert_eq!(session.load(0x3000), Some(0));
+        assert!(!session.store(Iova(0x3000), 7), "read-only");
+        assert_eq!(session.load(Iova(0x3000)), Some(0));
         for address in [0x5000, 0x1001, 0x0fff, u64::MAX] {
-            assert_eq!(session.load(address), None, "{address:#x}");
+            assert_eq!(session.load(Iova(address)), None, "{address:#x}");
         }
         session.release();
-        requester.unmap(0x1000, 0x1fff);
-        assert_eq!(session.load(0x1004), None);
+        requester.unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap());
+        assert_eq!(session.load(Iova(0x1004)), None);
         assert_eq!(requester.ledger().counters().snapshot(), []);
     }
 
@@ -614,15 +626,15 @@ mod tests {
         let mut session = Session::new(requester.clone());
         let addresses = [0x1000, 0x1fff, 0x2000, 0x5000, u64::MAX];
         let fetch = |session: &Session| {
-            addresses.map(|address| session.prefetch(Purpose::Command, address, 64))
+            addresses.map(|address| session.prefetch(Purpose::Command, Iova(address), 64))
         };
         fetch(&session);
         session
-            .read(Purpose::Command, 0x1000, &mut [0; 64])
+            .read(Purpose::Command, Iova(0x1000), &mut [0; 64])
             .unwrap();
         fetch(&session);
         session.release();
-        requester.unmap(0x1000, 0x1fff);
+        requester.unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap());
         fetch(&session);
         let counted = requester.ledger().counters().snapshot();
         let requests: u64 = counted.iter().map(|(_, count)| count.requests).sum();
@@ -633,13 +645,19 @@ mod tests {
     fn words_are_accessed_directly_with_ats_on() {
         let (requester, _) = requester();
         let mut session = Session::new(requester.clone());
-        assert!(session.store(0x1004, 7));
+        assert!(session.store(Iova(0x1004), 7));
         session.release();
         requester.set_ats(true);
-        assert_eq!(session.load(0x1004), Some(7));
-        assert!(session.store(0x2004, 8));
+        assert_eq!(session.load(Iova(0x1004)), Some(7));
+        assert!(session.store(Iova(0x2004), 8));
         assert_eq!(
-            session.transfer(Purpose::Payload, Direction::Write, 0x1000, (&*disk(), 0), 8),
+            session.transfer(
+                Purpose::Payload,
+                Direction::Write,
+                Iova(0x1000),
+                (&*disk(), 0),
+                8
+            ),
             None
         );
     }
@@ -648,16 +666,16 @@ mod tests {
     fn words_are_out_of_reach_while_the_link_is_down() {
         let (requester, ram) = requester();
         let mut session = Session::new(requester.clone());
-        assert!(session.store(0x1004, 7));
+        assert!(session.store(Iova(0x1004), 7));
         let add = |rule: &str| requester.add_fault(rule.parse().unwrap()).unwrap();
         add("link-down device");
         assert_eq!(
-            (session.load(0x1004), session.store(0x1004, 8)),
+            (session.load(Iova(0x1004)), session.store(Iova(0x1004), 8)),
             (None, false)
         );
         assert_eq!(ram.load(0x1004).unwrap(), 7);
         add("link-up device");
-        assert_eq!(session.load(0x1004), Some(7));
+        assert_eq!(session.load(Iova(0x1004)), Some(7));
     }
 
     #[test]
@@ -666,12 +684,13 @@ mod tests {
         let mut session = Session::new(requester.clone());
         let disk = disk();
         std::thread::scope(|scope| {
-            let change = scope.spawn(|| requester.unmap(0x1000, 0x1fff));
+            let change = scope
+                .spawn(|| requester.unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap()));
             while session
                 .transfer(
                     Purpose::Payload,
                     Direction::Write,
-                    0x1000,
+                    Iova(0x1000),
                     (&*disk, 0),
                     0x1000,
                 )

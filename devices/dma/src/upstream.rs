@@ -1,5 +1,6 @@
 //! The way up: requests that the client (QEMU) executes for the device.
 
+use peerbar_pci::Iova;
 use thiserror::Error;
 
 use crate::buffer::Buffer;
@@ -24,8 +25,8 @@ pub trait Upstream: Send + Sync {
 /// One request to the client.
 #[derive(Debug)]
 pub struct UpstreamRequest<'a> {
-    /// An IOVA or bus address.
-    pub address: u64,
+    /// Its first address.
+    pub address: Iova,
     /// The data to read or write.
     pub data: Buffer<'a>,
     /// The outcome; `None` while nothing of the request has been sent.
@@ -34,7 +35,7 @@ pub struct UpstreamRequest<'a> {
 
 impl<'a> UpstreamRequest<'a> {
     /// Makes a request that has not been sent.
-    pub fn new(address: u64, data: Buffer<'a>) -> Self {
+    pub fn new(address: Iova, data: Buffer<'a>) -> Self {
         Self {
             address,
             data,

@@ -6,6 +6,7 @@ use peerbar_efa_spec::admin::{
     ANSWER_BYTES, COMMAND_ID, CommandFlags, CompletionHeader, ENTRY_BYTES, PAYLOAD_BYTES, Status,
     SubmissionHeader, WIDE_ENTRY_BYTES, WideSubmissionHeader, checksum,
 };
+use peerbar_pci::Iova;
 use thiserror::Error;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -134,7 +135,7 @@ impl AdminQueue {
         let mut entry = [0; WIDE_ENTRY_BYTES];
         let fetched = entry.get_mut(..self.entry_bytes).unwrap_or_default();
         let tag = Tag::new(Purpose::Command, Origin::Queue(QUEUE));
-        requester.read(tag, address, fetched)?;
+        requester.read(tag, Iova(address), fetched)?;
         self.taken = self.taken.wrapping_add(1);
         Ok(Some(parse(fetched, phase)))
     }
@@ -168,7 +169,7 @@ impl AdminQueue {
         let (head, _) = entry.split_at_mut(size_of::<CompletionHeader>());
         head.copy_from_slice(header.as_bytes());
         write_word_last(&entry, 0, |offset, part| {
-            requester.write(tag, address.wrapping_add(offset), part)
+            requester.write(tag, Iova(address.wrapping_add(offset)), part)
         })?;
         self.posted = self.posted.wrapping_add(1);
         Ok(())

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma::{DmaError, Purpose, Requester};
 use peerbar_efa_spec::admin::event_queue::{AsyncEvent, EventGroup};
+use peerbar_pci::Iova;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::entry::{ring_entry, write_word_last};
@@ -101,7 +102,11 @@ impl AsyncEvents {
         event.timestamp_low = u32::from_le_bytes([a, b, c, d]).into();
         event.timestamp_high = u32::from_le_bytes([e, f, g, h]).into();
         write_word_last(event.as_bytes(), PHASE, |offset, part| {
-            requester.write(Purpose::Completion, address.wrapping_add(offset), part)
+            requester.write(
+                Purpose::Completion,
+                Iova(address.wrapping_add(offset)),
+                part,
+            )
         })?;
         self.posted = self.posted.wrapping_add(1);
         Ok(true)
@@ -112,6 +117,7 @@ impl AsyncEvents {
 mod tests {
     use peerbar_dma::{MapAccess, MemoryFile};
     use peerbar_efa_spec::registers::EventQueueCaps;
+    use peerbar_pci::Range;
     use zerocopy::FromBytes;
 
     use super::*;
@@ -159,7 +165,11 @@ mod tests {
         let ram = MemoryFile::create("ram", 0x2000).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(
+                Range::new(Iova(0), 0x2000).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            )
             .unwrap();
         requester.set_bus_master(true);
         let start = Instant::now();

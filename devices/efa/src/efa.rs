@@ -9,7 +9,7 @@ use peerbar_efa_spec::registers::ReadRequest;
 use peerbar_endpoint::{
     BarMemory, Endpoint, LONGEST_STEP, PeerPages, Running, SharedRegisters, StartError, Vectors,
 };
-use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX, UnsupportedRequest};
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Iova, MsiX, UnsupportedRequest};
 use zerocopy::IntoBytes;
 
 use crate::config::{Config, ConfigError};
@@ -173,7 +173,8 @@ impl Efa {
     /// written.
     fn write_answer(&self, address: u64, answer: &[u8]) -> bool {
         let mut session = self.answers.lock();
-        let (purpose, range) = (Purpose::Control, (address, answer.len()));
+        let (purpose, address) = (Purpose::Control, Iova(address));
+        let range = (address, answer.len());
         let is_written = session.reaches(purpose, Direction::Write, range)
             && session
                 .write_entries(purpose, address, answer, answer.len())

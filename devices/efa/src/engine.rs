@@ -7,7 +7,7 @@ use peerbar_dma::{BusMastering, DoorbellEvent, Purpose, Requester};
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::registers::ReadRequest;
 use peerbar_endpoint::{SharedRegisters, Task};
-use peerbar_pci::Interrupts;
+use peerbar_pci::{Interrupts, Iova};
 use zerocopy::IntoBytes;
 
 use crate::admin_queue::{AdminQueue, Answer, Command, QueueError};
@@ -113,7 +113,7 @@ impl Engine {
         if let Some((address, answer)) = answer {
             let written = write_word_last(answer.as_bytes(), 0, |offset, part| {
                 let address = address.wrapping_add(offset);
-                self.requester.write(Purpose::Control, address, part)
+                self.requester.write(Purpose::Control, Iova(address), part)
             });
             if let Err(error) = written {
                 log::debug!("register {:#x} is not read: {error}", request.offset());
@@ -263,7 +263,7 @@ mod tests {
     use peerbar_dma::{MapAccess, MemoryFile, Upstream, UpstreamRequest};
     use peerbar_efa_spec::admin::{ANSWER_BYTES, PAYLOAD_BYTES};
     use peerbar_efa_spec::registers::{AdminQueueCaps, EventQueueCaps, offset};
-    use peerbar_pci::InterruptMode;
+    use peerbar_pci::{InterruptMode, Range};
 
     use super::*;
     use crate::async_events::supported_groups;
@@ -307,7 +307,11 @@ mod tests {
     fn engine() -> (Engine, Arc<Raised>, Arc<SharedRegisters<Registers>>) {
         let requester = Arc::new(Requester::new());
         requester
-            .map(ASKED, 1 << 16, MapAccess::READ_WRITE, None)
+            .map(
+                Range::new(Iova(ASKED), 1 << 16).unwrap(),
+                MapAccess::READ_WRITE,
+                None,
+            )
             .unwrap();
         requester.set_bus_master(true);
         let raised = Arc::new(Raised::default());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use peerbar_dma::{Buffer, RegisterWrite, Requester};
-use peerbar_pci::{Function, UnsupportedRequest};
+use peerbar_pci::{BusAddress, Function, Range, UnsupportedRequest};
 use peerbar_switch::{PortId, Unsupported};
 
 use crate::BarMemory;
@@ -14,10 +14,8 @@ use crate::BarMemory;
 pub(crate) struct OpenWindow {
     /// Number of the BAR.
     pub(crate) bar: u8,
-    /// First bus address.
-    pub(crate) address: u64,
-    /// Length in bytes.
-    pub(crate) size: u64,
+    /// Its bus addresses.
+    pub(crate) range: Range<BusAddress>,
     /// The memory behind the window.
     pub(crate) memory: BarMemory,
 }
@@ -52,7 +50,7 @@ impl<F: Function> Decoder<F> {
     pub(crate) fn access(
         &self,
         peer: PortId,
-        address: u64,
+        address: BusAddress,
         data: Buffer<'_>,
     ) -> Result<(), Unsupported> {
         if !self.requester.link_is_up() {
@@ -109,13 +107,12 @@ fn register_write(peer: PortId, (bar, offset): (u8, u64), data: &[u8]) -> Regist
 /// Returns the window that holds `len` bytes at `address`, and their offset in it.
 fn find(
     windows: &[OpenWindow],
-    address: u64,
+    address: BusAddress,
     len: usize,
 ) -> Result<(&OpenWindow, u64), Unsupported> {
     let offset_in = |window: &OpenWindow| {
-        let offset = address.checked_sub(window.address)?;
-        let left = window.size.checked_sub(offset)?;
-        (len as u64 <= left).then_some(offset)
+        let offset = window.range.offset_of(address)?;
+        (window.range.clip(address, len) == len).then_some(offset)
     };
     windows
         .iter()
@@ -178,8 +175,7 @@ mod tests {
         };
         let window = |bar, address, size, memory| OpenWindow {
             bar,
-            address,
-            size,
+            range: Range::new(BusAddress(address), size).unwrap(),
             memory,
         };
         let function = Arc::<RecordingFunction>::default();
@@ -197,7 +193,7 @@ mod tests {
         address: u64,
         data: &mut [u8],
     ) -> Result<(), Unsupported> {
-        decoder.access(PEER, address, Buffer::Read(data))
+        decoder.access(PEER, BusAddress(address), Buffer::Read(data))
     }
 
     fn write(
@@ -205,7 +201,7 @@ mod tests {
         address: u64,
         data: &[u8],
     ) -> Result<(), Unsupported> {
-        decoder.access(PEER, address, Buffer::Write(data))
+        decoder.access(PEER, BusAddress(address), Buffer::Write(data))
     }
 
     #[test]

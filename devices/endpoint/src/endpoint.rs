@@ -10,11 +10,11 @@ use peerbar_dma::{
 };
 use peerbar_fault::{AddError, Rule};
 use peerbar_flight::Recorder;
-use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
+use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function, Iova, Range};
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
-    CONFIG_REGION, Client, Data, Device, DeviceInfo, DmaMap, DmaRequest, DmaSpan, Irq, IrqAction,
-    Region, RegionMapping, RequestError,
+    CONFIG_REGION, Client, Data, Device, DeviceInfo, DmaMap, DmaRequest, Irq, IrqAction, Region,
+    RegionMapping, RequestError,
 };
 use rustix::io::Errno;
 
@@ -199,9 +199,8 @@ impl<F: Function> Endpoint<F> {
         self.requester.set_bus_master(self.config.bus_master());
         self.requester.set_ats(self.config.ats());
         for (bar, memory) in &self.memory {
-            let window = self.config.window(bar).map(|address| OwnWindow {
-                address,
-                size: bar.size(),
+            let window = self.config.window(bar).map(|range| OwnWindow {
+                range,
                 memory: memory.behind_window(),
             });
             self.requester
@@ -221,8 +220,7 @@ impl<F: Function> Endpoint<F> {
         let open = |(bar, memory): &(Bar, BarMemory)| {
             Some(OpenWindow {
                 bar: bar.index(),
-                address: self.config.window(bar)?,
-                size: bar.size(),
+                range: self.config.window(bar)?,
                 memory: memory.clone(),
             })
         };
@@ -423,12 +421,12 @@ impl<F: Function> Device for Endpoint<F> {
             writable: map.writable,
         };
         self.requester
-            .map(map.iova, map.size, access, map.memory)
+            .map(map.range, access, map.memory)
             .map_err(map_errno)
     }
 
-    fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno> {
-        let unmapped = self.requester.try_unmap(span.iova, span.last);
+    fn dma_unmap(&mut self, range: Range<Iova>) -> Result<(), Errno> {
+        let unmapped = self.requester.try_unmap(range);
         unmapped.map_err(map_errno)
     }
 
@@ -445,8 +443,8 @@ impl<F: Function> Device for Endpoint<F> {
 fn map_errno(error: MapError) -> Errno {
     log::debug!("{error}");
     match error {
-        MapError::BadSpan { .. } | MapError::PastFile { .. } => Errno::INVAL,
-        MapError::Overlap { .. } => Errno::EXIST,
+        MapError::PastFile(_) => Errno::INVAL,
+        MapError::Overlap(_) => Errno::EXIST,
         MapError::Full => Errno::NOSPC,
         MapError::TooMuch | MapError::Injected => Errno::NOMEM,
     }
@@ -583,9 +581,9 @@ mod tests {
             .region_write(CONFIG_REGION, 0x04, &[0b110, 0])
             .unwrap();
         let write = |address| requester.write(Purpose::Payload, address, &[1; 8]);
-        assert!(write(0x8000_1000).is_err());
+        assert!(write(Iova(0x8000_1000)).is_err());
         table.set(1, Some(0x2000)).unwrap();
-        write(0x8000_1000).unwrap();
+        write(Iova(0x8000_1000)).unwrap();
         let mut data = [0; 8];
         table.access(0x1000, Buffer::Read(&mut data)).unwrap();
         assert_eq!(data, [1; 8]);

@@ -8,7 +8,7 @@ use peerbar_dma::{
     Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, MemoryFile, PeerError, PeerId,
     PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
 };
-use peerbar_pci::Function;
+use peerbar_pci::{BusAddress, Function, Range};
 use peerbar_switch::{
     AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode, LinkTiming,
     PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
@@ -25,8 +25,8 @@ const MOST_AREAS: usize = 1;
 pub(crate) struct SwitchPort<F> {
     link: Link,
     decoder: Arc<Decoder<F>>,
-    /// (BAR, bus address) of each window as last announced.
-    announced: Vec<(u8, u64)>,
+    /// BAR and addresses of each window as last announced.
+    announced: Vec<(u8, Range<BusAddress>)>,
     leases: Leases,
     lent_leases: Descriptor,
 }
@@ -68,7 +68,7 @@ impl<F: Function> SwitchPort<F> {
     /// Opens these windows to the peers and closes all others. Once this returns, no peer begins a
     /// request to the previous ones ([`Link::announce`]).
     pub(crate) fn set(&mut self, windows: Vec<OpenWindow>) {
-        let announced: Vec<(u8, u64)> = windows.iter().map(|w| (w.bar, w.address)).collect();
+        let announced: Vec<_> = windows.iter().map(|w| (w.bar, w.range)).collect();
         if announced == self.announced {
             return;
         }
@@ -127,15 +127,14 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         let peer = PeerId(peer.0);
         let leases = borrowed_leases(&self.requester, leases);
         let windows = windows.into_iter().map(|window| PeerWindow {
-            address: window.address,
-            size: window.size,
+            range: window.range,
             claim: window.claim,
             memory: match window.backing {
                 BarBacking::Lent(ref fd, offset, generation) => leases
                     .as_ref()
                     .and_then(|leases| {
                         let lease = leases.lease(window.bar, generation);
-                        let extent = (offset, window.size);
+                        let extent = (offset, window.range.size());
                         self.borrowed(peer, lease, fd, extent)
                     })
                     .unwrap_or(PeerMemory::ByMessage),
@@ -170,11 +169,11 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         drop(self.requester.lose_peers());
     }
 
-    fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {
+    fn read(&self, peer: PortId, address: BusAddress, data: &mut [u8]) -> Result<(), Unsupported> {
         self.decoder.access(peer, address, Buffer::Read(data))
     }
 
-    fn write(&self, peer: PortId, address: u64, data: &[u8]) -> Result<(), Unsupported> {
+    fn write(&self, peer: PortId, address: BusAddress, data: &[u8]) -> Result<(), Unsupported> {
         self.decoder.access(peer, address, Buffer::Write(data))
     }
 }
@@ -183,7 +182,7 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
 struct ByMessage(PeerRequests);
 
 impl Peers for ByMessage {
-    fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError> {
+    fn access(&self, peer: PeerId, address: BusAddress, data: Buffer<'_>) -> Result<(), PeerError> {
         let peer = PortId(peer.0);
         let done = match data {
             Buffer::Read(data) => self.0.read(peer, address, data),
@@ -212,12 +211,13 @@ fn borrowed_leases(requester: &Requester, leases: &Descriptor) -> Option<PeerLea
 /// Returns a window as it is announced, in one part or several. Memory is lent, and so are register
 /// pages that the function polls. All other parts are reached by messages.
 fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
-    let part = |(offset, size), backing| BarWindow {
-        bar: window.bar,
-        address: window.address.saturating_add(offset),
-        size,
-        claim: 0,
-        backing,
+    let part = |(offset, size), backing| {
+        Some(BarWindow {
+            bar: window.bar,
+            range: Range::new(window.range.first().checked_add(offset)?, size)?,
+            claim: 0,
+            backing,
+        })
     };
     let lent = |file: &MemoryFile, offset| match file.file().try_clone() {
         Ok(file) => BarBacking::Lent(Descriptor::new(file), offset, generation),
@@ -226,8 +226,8 @@ fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
             BarBacking::ByMessage
         }
     };
-    let whole = (0, window.size);
-    match &window.memory {
+    let whole = (0, window.range.size());
+    let parts = match &window.memory {
         BarMemory::Memory(span) => vec![part(whole, lent(&span.file, span.offset))],
         BarMemory::RegistersWithPages(file, areas, PeerPages::Lent)
             if areas.len() <= MOST_AREAS =>
@@ -239,12 +239,15 @@ fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
                 parts.push(part((*offset, *size), lent(file, *offset)));
                 next = offset + size;
             }
-            parts.push(part((next, window.size - next), BarBacking::ByMessage));
-            parts.retain(|part| part.size > 0);
+            parts.push(part(
+                (next, window.range.size() - next),
+                BarBacking::ByMessage,
+            ));
             parts
         }
         _ => vec![part(whole, BarBacking::ByMessage)],
-    }
+    };
+    parts.into_iter().flatten().collect()
 }
 
 fn timing(link: &peerbar_dma::Link) -> Result<LinkTiming, AttachError> {

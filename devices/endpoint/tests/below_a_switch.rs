@@ -15,7 +15,7 @@ use peerbar_dma::{
 };
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
-use peerbar_pci::{Bar, ConfigSpace, Function};
+use peerbar_pci::{Bar, ConfigSpace, Function, Iova, Range};
 use peerbar_rig::{Ready, ServerThread, wait_until};
 use peerbar_switch::{CLOSING_TIME_OUT, Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
@@ -111,13 +111,13 @@ impl Card {
     }
 
     fn write(&self, address: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.requester.write(Purpose::Payload, address, data)
+        self.requester.write(Purpose::Payload, Iova(address), data)
     }
 
     fn ring(&self, address: u64, value: u32) -> Result<(), DmaError> {
         let value = RegisterValue::Word(value);
         self.requester
-            .write_register(Origin::Device, address, value)
+            .write_register(Origin::Device, Iova(address), value)
     }
 
     fn bytes(&self, route: Route, completer: Completer) -> u64 {
@@ -156,7 +156,7 @@ fn memory_registers_and_pages_of_a_peer_are_reached() {
     assert_eq!(*b.notes.0.lock().unwrap(), [(0x20, vec![2; 4])]);
     a.write(B + PAGES, &[3; 8]).unwrap();
     a.requester
-        .read(Purpose::Payload, B + PAGES, &mut data[..8])
+        .read(Purpose::Payload, Iova(B + PAGES), &mut data[..8])
         .unwrap();
     assert_eq!(data[..8], [3; 8]);
     assert_eq!(a.bytes(Route::Peer, Completer::PeerBar), 0x200 + 4 + 8);
@@ -354,7 +354,7 @@ fn flood_of_register_writes_lets_guest_and_others_through() {
             let begun = begun.clone();
             let write = move || {
                 let value = RegisterValue::Word(1);
-                requester.write_register(Origin::Device, B + 0x1000, value)
+                requester.write_register(Origin::Device, Iova(B + 0x1000), value)
             };
             std::thread::spawn(move || {
                 write().unwrap();
@@ -414,7 +414,11 @@ fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
     let ram = MemoryFile::create("ram", 0x1000).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     a.requester
-        .map(RAM + MEMORY, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
+        .map(
+            Range::new(Iova(RAM + MEMORY), 0x1000).unwrap(),
+            MapAccess::READ_WRITE,
+            Some((fd, 0)),
+        )
         .unwrap();
     a.program(A);
     hostile.program(RAM);
@@ -427,7 +431,11 @@ fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
     // With an IOMMU a mapping may have the address of a window in a hole. The switch routes first, as in hardware.
     let fd = ram.file().try_clone().unwrap().into();
     a.requester
-        .map(B + MEMORY, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
+        .map(
+            Range::new(Iova(B + MEMORY), 0x1000).unwrap(),
+            MapAccess::READ_WRITE,
+            Some((fd, 0)),
+        )
         .unwrap();
     hostile.program(B);
     a.write(B + MEMORY, &[2; 8]).unwrap();
@@ -585,8 +593,8 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     };
     // It learns of the window.
     a.write(B + MEMORY + 0x100, &[1; 8]).unwrap();
-    assert_eq!(write(&mut stalled, B + MEMORY + 0x100), Some(Ok(())));
-    let range = [(B + MEMORY, 8)];
+    assert_eq!(write(&mut stalled, Iova(B + MEMORY + 0x100)), Some(Ok(())));
+    let range = [(Iova(B + MEMORY), 8)];
     let pinned = stalled.pin(Purpose::Payload, Direction::Write, range);
     let pinned = pinned.unwrap();
     assert_eq!(pinned.intact(), Ok(()));
@@ -604,7 +612,7 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     assert!(pinned.intact().is_err());
     drop(pinned);
     // It continues, and notices a change that it has not learned of.
-    assert_eq!(write(&mut stalled, B + MEMORY), None);
+    assert_eq!(write(&mut stalled, Iova(B + MEMORY)), None);
     let mut data = [1; 8];
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [0; 8]);
@@ -653,7 +661,7 @@ fn two_that_move_and_transfer_to_each_other_at_once_get_on() {
                     // The request fails while the peer has another address.
                     done += u32::from(
                         requester
-                            .write(Purpose::Payload, address, &[1; 0x1000])
+                            .write(Purpose::Payload, Iova(address), &[1; 0x1000])
                             .is_ok(),
                     );
                 }

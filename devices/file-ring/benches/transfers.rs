@@ -10,6 +10,7 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use peerbar_dma::{Direction, MapAccess, MemoryFile, Purpose, Requester, Session};
 use peerbar_file_ring::{FileRing, RingFile};
+use peerbar_pci::{Iova, Range};
 use rustix::event::{EventfdFlags, eventfd};
 
 const BYTES: usize = 16 << 20;
@@ -32,7 +33,11 @@ fn fixture() -> (RingFile, Session) {
     let fd = ram.file().try_clone().unwrap().into();
     let access = MapAccess::READ_WRITE;
     requester
-        .map(0, BYTES as u64, access, Some((fd, 0)))
+        .map(
+            Range::new(Iova(0), BYTES as u64).unwrap(),
+            access,
+            Some((fd, 0)),
+        )
         .unwrap();
     (RingFile::new(image), Session::new(requester))
 }
@@ -53,7 +58,7 @@ fn by_the_kernel(bencher: Bencher, bytes: usize, direction: Direction) {
     let mut addresses = addresses(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
         for address in addresses.by_ref().take(BATCH) {
-            let memory = session.pin(Purpose::Payload, direction, [(address, bytes)]);
+            let memory = session.pin(Purpose::Payload, direction, [(Iova(address), bytes)]);
             ring.transfer((&image, address), memory.unwrap(), ());
         }
         session.release();
@@ -82,7 +87,9 @@ fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
         for address in addresses.by_ref().take(BATCH) {
             image.file().read_exact_at(&mut buffer, address).unwrap();
             let requester = session.requester();
-            requester.write(Purpose::Payload, address, &buffer).unwrap();
+            requester
+                .write(Purpose::Payload, Iova(address), &buffer)
+                .unwrap();
         }
     });
 }
@@ -95,7 +102,7 @@ fn writes_through_a_buffer(bencher: Bencher, bytes: usize) {
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
         for address in addresses.by_ref().take(BATCH) {
             let requester = session.requester();
-            let read = requester.read(Purpose::Payload, address, &mut buffer);
+            let read = requester.read(Purpose::Payload, Iova(address), &mut buffer);
             read.unwrap();
             image.file().write_all_at(&buffer, address).unwrap();
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use io_uring::types;
 use peerbar_dma::{Direction, MapAccess, MemoryFile, Purpose, Requester, Session};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
+use peerbar_pci::{Iova, Range};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit};
 
@@ -47,7 +48,11 @@ impl Fixture {
             let fd = ram.file().try_clone().unwrap().into();
             let access = MapAccess::READ_WRITE;
             requester
-                .map(start, size, access, Some((fd, start)))
+                .map(
+                    Range::new(Iova(start), size).unwrap(),
+                    access,
+                    Some((fd, start)),
+                )
                 .unwrap();
         }
         Some(Self {
@@ -66,7 +71,8 @@ impl Fixture {
         owner: u32,
     ) {
         let mut session = Session::new(self.requester.clone());
-        let memory = session.pin(Purpose::Payload, direction, memory.iter().copied());
+        let memory = memory.iter().map(|(address, len)| (Iova(*address), *len));
+        let memory = session.pin(Purpose::Payload, direction, memory);
         self.ring.transfer(file, memory.unwrap(), owner);
     }
 
@@ -74,7 +80,8 @@ impl Fixture {
     fn check(&mut self, (file, offset): (&RingFile, u64), memory: &[(u64, usize)], owner: u32) {
         let mut session = Session::new(self.requester.clone());
         let len = memory.iter().map(|(_, len)| *len as u64).sum();
-        let memory = session.pin(Purpose::Payload, Direction::Read, memory.iter().copied());
+        let memory = memory.iter().map(|(address, len)| (Iova(*address), *len));
+        let memory = session.pin(Purpose::Payload, Direction::Read, memory);
         self.ring
             .check(file, (offset, len), Some(memory.unwrap()), owner);
     }
@@ -196,7 +203,11 @@ fn transfer_to_lost_memory_fails_however_the_kernel_ends_it() {
             lent.set_len(0x2000).unwrap();
             let fd = lent.try_clone().unwrap().into();
             let requester = fixture.requester.clone();
-            let mapped = requester.map(RAM_BYTES, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)));
+            let mapped = requester.map(
+                Range::new(Iova(RAM_BYTES), 0x2000).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            );
             mapped.unwrap();
             lent.set_len(0).unwrap();
             // Before anything has touched the memory, and afterwards, when it is replaced.
@@ -206,7 +217,7 @@ fn transfer_to_lost_memory_fails_however_the_kernel_ends_it() {
                     panic!("success of transfer {owner}");
                 };
                 assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-                let touched = requester.read(Purpose::Payload, RAM_BYTES, &mut [0; 64]);
+                let touched = requester.read(Purpose::Payload, Iova(RAM_BYTES), &mut [0; 64]);
                 assert!(touched.is_err());
             }
             fixture.check((&image, 0), &[(RAM_BYTES, 0x2000)], 3);
@@ -214,7 +225,7 @@ fn transfer_to_lost_memory_fails_however_the_kernel_ends_it() {
                 panic!("success");
             };
             assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-            requester.unmap(RAM_BYTES, RAM_BYTES + 0x1fff);
+            requester.unmap(Range::from_bounds(Iova(RAM_BYTES), Iova(RAM_BYTES + 0x1fff)).unwrap());
         }
     }
     assert!(!fixture.ring.has_pinned());
@@ -497,10 +508,13 @@ fn unmap_waits_for_a_transfer_and_none_follows() {
     let (slow, mut slow_end) = pipe();
     fixture.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
     assert!(fixture.ring.submit() && fixture.ring.take_ended().is_none());
-    fixture.requester.unmap(0x2000, u64::MAX);
+    fixture
+        .requester
+        .unmap(Range::from_bounds(Iova(0x2000), Iova(u64::MAX)).unwrap());
     let requester = fixture.requester.clone();
     std::thread::scope(|scope| {
-        let unmap = scope.spawn(|| requester.unmap(0, 0x1fff));
+        let unmap =
+            scope.spawn(|| requester.unmap(Range::from_bounds(Iova(0), Iova(0x1fff)).unwrap()));
         slow_end.write_all(&[7; 0x1000]).unwrap();
         assert!(matches!(fixture.next(), (1, Ok(()))));
         unmap.join().unwrap();
@@ -530,7 +544,9 @@ fn hung_read_touches_no_memory_after_the_unmap() {
     let (slow, mut slow_end) = pipe();
     fixture.start(Direction::Write, (&slow, 0), &[(0x1800, 0x1000)], 1);
     assert!(fixture.ring.submit());
-    fixture.requester.unmap(0x1000, 0x1fff);
+    fixture
+        .requester
+        .unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap());
     // Another mapping of the same file is removed without a wait.
     fixture.requester.unmap_all();
     slow_end.write_all(&[5; 0x1000]).unwrap();
@@ -572,14 +588,22 @@ fn requests_after_a_hung_one_fail_until_memory_is_mapped_again() {
     let (slow, mut slow_end) = pipe();
     fixture.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
     assert!(fixture.ring.submit());
-    fixture.requester.unmap(0x1000, 0x1fff);
-    let write = || fixture.requester.write(Purpose::Payload, 0x4000, &[7; 8]);
+    fixture
+        .requester
+        .unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap());
+    let write = || {
+        fixture
+            .requester
+            .write(Purpose::Payload, Iova(0x4000), &[7; 8])
+    };
     assert!(write().is_err());
     fixture.requester.unmap_all();
     let fd = fixture.ram.file().try_clone().unwrap().into();
-    let mapped = fixture
-        .requester
-        .map(0, RAM_BYTES, MapAccess::READ_WRITE, Some((fd, 0)));
+    let mapped = fixture.requester.map(
+        Range::new(Iova(0), RAM_BYTES).unwrap(),
+        MapAccess::READ_WRITE,
+        Some((fd, 0)),
+    );
     mapped.unwrap();
     write().unwrap();
     assert_eq!(fixture.ram(0x4000, 8), [7; 8]);

@@ -5,6 +5,8 @@ use std::time::Duration;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use peerbar_pci::Iova;
+
 use crate::faults::FaultCode;
 use crate::gpu_memory::GpuAddress;
 use crate::nvme_queue::NvmeIo;
@@ -316,7 +318,7 @@ impl Entry {
         let fence_address = if self.flags & FLAG_FENCE_IN_VRAM != 0 {
             GpuAddress::Vram(address)
         } else {
-            GpuAddress::Bus(address)
+            GpuAddress::Bus(Iova(address))
         };
         Ok(Some((fence_address, self.fence_value.get())))
     }
@@ -329,7 +331,7 @@ impl Entry {
         if self.spaces.get() & 1 << operand != 0 {
             GpuAddress::Vram(self.number(operand))
         } else {
-            GpuAddress::Bus(self.number(operand))
+            GpuAddress::Bus(Iova(self.number(operand)))
         }
     }
 }
@@ -349,12 +351,8 @@ fn time_limit(nanoseconds: u64) -> Option<Duration> {
 
 /// Returns `true` if two ranges of the same space overlap without being equal.
 fn overlap(first: GpuAddress, second: GpuAddress, length: u64) -> bool {
-    let distance = match (first, second) {
-        (GpuAddress::Vram(first), GpuAddress::Vram(second))
-        | (GpuAddress::Bus(first), GpuAddress::Bus(second)) => first.abs_diff(second),
-        _ => return false,
-    };
-    distance != 0 && distance < length
+    let distance = first.raw().abs_diff(second.raw());
+    first.is_bus() == second.is_bus() && distance != 0 && distance < length
 }
 
 fn low_half(number: u64) -> u32 {
@@ -411,7 +409,7 @@ mod tests {
             command,
             Command {
                 operation: Operation::Copy {
-                    source: GpuAddress::Bus(0x1_0000_0000),
+                    source: GpuAddress::Bus(Iova(0x1_0000_0000)),
                     destination: GpuAddress::Vram(0x40),
                     length: 5
                 },

@@ -6,6 +6,7 @@ use peerbar_dma::{
     Buffer, DoorbellEvent, MemoryFile, Origin, Purpose, RegisterValue, Requester, Tag,
 };
 use peerbar_fault::{Action, Kind};
+use peerbar_pci::Iova;
 
 use crate::faults::{Fault, FaultCode};
 
@@ -14,15 +15,16 @@ use crate::faults::{Fault, FaultCode};
 pub(crate) enum GpuAddress {
     /// An offset in VRAM.
     Vram(u64),
-    /// A bus address or IOVA.
-    Bus(u64),
+    /// An IOVA, which is reached by DMA.
+    Bus(Iova),
 }
 
 impl GpuAddress {
     /// Returns the number itself.
     pub(crate) fn raw(self) -> u64 {
         match self {
-            Self::Vram(address) | Self::Bus(address) => address,
+            Self::Vram(offset) => offset,
+            Self::Bus(address) => address.0,
         }
     }
 
@@ -152,12 +154,12 @@ impl GpuMemory {
     }
 
     /// Writes a register of another device, or a word of memory, at a bus address.
-    pub(crate) fn write_register(&self, address: u64, value: RegisterValue) -> Result<(), Fault> {
+    pub(crate) fn write_register(&self, address: Iova, value: RegisterValue) -> Result<(), Fault> {
         let written = self.requester.write_register(self.origin, address, value);
         written.map_err(|error| Fault {
             code: FaultCode::Dma,
             write: true,
-            address: error.address,
+            address: error.address.0,
         })
     }
 
@@ -173,10 +175,10 @@ impl GpuMemory {
                 let done = self.vram.access(offset, data);
                 done.map_err(|_| fault(FaultCode::VramRange, offset))
             }
-            GpuAddress::Bus(bus_address) => {
+            GpuAddress::Bus(address) => {
                 let tag = Tag::new(purpose, self.origin);
-                let done = self.requester.access(tag, bus_address, data);
-                done.map_err(|error| fault(FaultCode::Dma, error.address))
+                let done = self.requester.access(tag, address, data);
+                done.map_err(|error| fault(FaultCode::Dma, error.address.0))
             }
         }
     }
@@ -206,8 +208,8 @@ mod tests {
         for (address, len) in [
             (GpuAddress::Vram(0), 4096),
             (GpuAddress::Vram(4096), 0),
-            (GpuAddress::Bus(u64::MAX), 1),
-            (GpuAddress::Bus(u64::MAX), 0),
+            (GpuAddress::Bus(Iova(u64::MAX)), 1),
+            (GpuAddress::Bus(Iova(u64::MAX)), 0),
         ] {
             assert_eq!(
                 memory.check(address, len, false),
@@ -219,7 +221,7 @@ mod tests {
             (GpuAddress::Vram(1), 4096, FaultCode::VramRange),
             (GpuAddress::Vram(u64::MAX), 2, FaultCode::VramRange),
             (GpuAddress::Vram(4097), 0, FaultCode::VramRange),
-            (GpuAddress::Bus(u64::MAX), 2, FaultCode::Dma),
+            (GpuAddress::Bus(Iova(u64::MAX)), 2, FaultCode::Dma),
         ] {
             let fault = memory.check(address, len, true).unwrap_err();
             assert_eq!((fault.code, fault.address), (code, address.raw()));
@@ -230,7 +232,7 @@ mod tests {
     #[test]
     fn a_refused_dma_is_a_fault_at_its_address() {
         let fault = memory()
-            .read(Purpose::Payload, GpuAddress::Bus(0x1000), &mut [0; 8])
+            .read(Purpose::Payload, GpuAddress::Bus(Iova(0x1000)), &mut [0; 8])
             .unwrap_err();
         assert_eq!(
             fault,

@@ -161,6 +161,7 @@ mod tests {
     use std::time::Instant;
 
     use peerbar_dma::{Completer, Direction, MapAccess, MemoryFile, Requester, Route};
+    use peerbar_pci::{Iova, Range};
 
     use super::*;
     use crate::executor::STEP;
@@ -176,7 +177,11 @@ mod tests {
         let ram = MemoryFile::create("ram", SIZE).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(RAM_AT, SIZE, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(
+                Range::new(Iova(RAM_AT), SIZE).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            )
             .unwrap();
         let vram = Arc::new(MemoryFile::create("vram", SIZE).unwrap());
         Executor::new(GpuMemory::new(vram, Arc::new(requester)))
@@ -217,11 +222,13 @@ mod tests {
         let a: Vec<f32> = (0..count).map(|i| (i % 1000) as f32).collect();
         let b: Vec<f32> = a.iter().map(|a| a * 0.5).collect();
         put(&work, GpuAddress::Vram(0), &a, |v| v.to_le_bytes());
-        put(&work, GpuAddress::Bus(RAM_AT), &b, |v| v.to_le_bytes());
-        let c = GpuAddress::Bus(RAM_AT + (4 << 20));
+        put(&work, GpuAddress::Bus(Iova(RAM_AT)), &b, |v| {
+            v.to_le_bytes()
+        });
+        let c = GpuAddress::Bus(Iova(RAM_AT + (4 << 20)));
         let add = Launch::VectorAdd {
             a: GpuAddress::Vram(0),
-            b: GpuAddress::Bus(RAM_AT),
+            b: GpuAddress::Bus(Iova(RAM_AT)),
             c,
             count: count as u64,
         };
@@ -268,11 +275,11 @@ mod tests {
     fn a_histogram_adds_to_its_bins() {
         let mut work = work();
         let bytes: Vec<u8> = (0..STEP + 300).map(|i| i.to_le_bytes()[0]).collect();
-        put(&work, GpuAddress::Bus(RAM_AT), &bytes, |v| [*v]);
+        put(&work, GpuAddress::Bus(Iova(RAM_AT)), &bytes, |v| [*v]);
         let bins = GpuAddress::Vram(0);
         put(&work, bins, &[7u32; 256], |v| v.to_le_bytes());
         let histogram = Launch::Histogram {
-            bytes: GpuAddress::Bus(RAM_AT),
+            bytes: GpuAddress::Bus(Iova(RAM_AT)),
             count: bytes.len() as u64,
             bins,
         };
@@ -291,9 +298,11 @@ mod tests {
     #[test]
     fn every_thread_adds_by_a_read_and_a_write_of_its_own() {
         let mut work = work();
-        put(&work, GpuAddress::Bus(RAM_AT), &[5u64], |v| v.to_le_bytes());
+        put(&work, GpuAddress::Bus(Iova(RAM_AT)), &[5u64], |v| {
+            v.to_le_bytes()
+        });
         let add = Launch::AtomicAdd {
-            counter: GpuAddress::Bus(RAM_AT),
+            counter: GpuAddress::Bus(Iova(RAM_AT)),
             value: 1,
             threads: 512 * 1000,
         };
@@ -316,7 +325,7 @@ mod tests {
         );
         let mut word = [0; 8];
         work.memory
-            .read(Purpose::Payload, GpuAddress::Bus(RAM_AT), &mut word)
+            .read(Purpose::Payload, GpuAddress::Bus(Iova(RAM_AT)), &mut word)
             .unwrap();
         assert_eq!(u64::from_le_bytes(word), 512_005);
     }
@@ -377,7 +386,7 @@ mod tests {
         };
         assert_eq!(launch(&mut work, beyond), Err(fault));
         let refused = Launch::Reduction {
-            x: GpuAddress::Bus(0x1000),
+            x: GpuAddress::Bus(Iova(0x1000)),
             count: 4,
         };
         let fault = Fault {

@@ -127,6 +127,7 @@ mod tests {
     use std::sync::Arc;
 
     use peerbar_dma::{MapAccess, MemoryFile, Purpose, Requester};
+    use peerbar_pci::{Iova, Range};
 
     use super::*;
     use crate::executor::STEP;
@@ -144,7 +145,11 @@ mod tests {
         let ram = MemoryFile::create("ram", VRAM).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(RAM_AT, VRAM, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(
+                Range::new(Iova(RAM_AT), VRAM).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            )
             .unwrap();
         let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
         Executor::new(GpuMemory::new(vram, Arc::new(requester)))
@@ -186,8 +191,8 @@ mod tests {
         let addresses = [
             GpuAddress::Vram(3),
             GpuAddress::Vram(2 * MIB + 1),
-            GpuAddress::Bus(RAM_AT + 7),
-            GpuAddress::Bus(RAM_AT + 2 * MIB + 5),
+            GpuAddress::Bus(Iova(RAM_AT + 7)),
+            GpuAddress::Bus(Iova(RAM_AT + 2 * MIB + 5)),
         ];
         put(&executor, addresses[0], &data);
         for (source, destination) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
@@ -253,15 +258,15 @@ mod tests {
         let mut executor = executor();
         let data = pattern(STEP + 100);
         put(&executor, GpuAddress::Vram(0), &data);
-        put(&executor, GpuAddress::Bus(RAM_AT), &data);
+        put(&executor, GpuAddress::Bus(Iova(RAM_AT)), &data);
         let compare = Operation::Compare {
             first: GpuAddress::Vram(0),
-            second: GpuAddress::Bus(RAM_AT),
+            second: GpuAddress::Bus(Iova(RAM_AT)),
             length: data.len() as u64,
         };
         assert_eq!(run(&mut executor, compare), Ok(data.len() as u64));
         for at in [STEP as u64 + 50, STEP as u64, 0] {
-            put(&executor, GpuAddress::Bus(RAM_AT + at), &[0xff]);
+            put(&executor, GpuAddress::Bus(Iova(RAM_AT + at)), &[0xff]);
             assert_eq!(run(&mut executor, compare), Ok(at));
         }
     }
@@ -282,10 +287,10 @@ mod tests {
         );
         assert_eq!(run(&mut executor, crc(GpuAddress::Vram(64), 0)), Ok(0));
         let data = pattern(STEP + 77);
-        put(&executor, GpuAddress::Bus(RAM_AT), &data);
+        put(&executor, GpuAddress::Bus(Iova(RAM_AT)), &data);
         let sum = run(
             &mut executor,
-            crc(GpuAddress::Bus(RAM_AT), data.len() as u64),
+            crc(GpuAddress::Bus(Iova(RAM_AT)), data.len() as u64),
         );
         assert_eq!(sum, Ok(crc32c::crc32c(&data).into()));
     }
@@ -313,13 +318,13 @@ mod tests {
                 false,
             ),
             (
-                copy(GpuAddress::Bus(u64::MAX), GpuAddress::Vram(0), 2),
+                copy(GpuAddress::Bus(Iova(u64::MAX)), GpuAddress::Vram(0), 2),
                 FaultCode::Dma,
                 u64::MAX,
                 false,
             ),
             (
-                copy(GpuAddress::Vram(0), GpuAddress::Bus(0x5000), 16),
+                copy(GpuAddress::Vram(0), GpuAddress::Bus(Iova(0x5000)), 16),
                 FaultCode::Dma,
                 0x5000,
                 true,

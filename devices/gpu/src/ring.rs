@@ -1,5 +1,7 @@
 //! A channel's ring: the location of its entries, and the number of entries to take.
 
+use peerbar_pci::Iova;
+
 use crate::command::ENTRY_BYTES;
 use crate::faults::FaultCode;
 use crate::gpu_memory::GpuAddress;
@@ -32,7 +34,7 @@ impl Ring {
         let start = if setup.space == SPACE_VRAM {
             GpuAddress::Vram(address)
         } else {
-            GpuAddress::Bus(address)
+            GpuAddress::Bus(Iova(address))
         };
         let length = u64::from(entries) * ENTRY_BYTES;
         if !possible || !start.holds(length, vram_bytes) {
@@ -124,7 +126,7 @@ mod tests {
         let doorbell = 2u32;
         let mut slots = Vec::new();
         while let Some(GpuAddress::Bus(address)) = ring.next(doorbell).unwrap() {
-            slots.push((address - 0x1000) / 128);
+            slots.push((address.0 - 0x1000) / 128);
             ring.advance();
         }
         assert_eq!(slots, [2, 3, 0, 1]);

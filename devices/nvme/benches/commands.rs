@@ -13,6 +13,7 @@ use peerbar_nvme::{Config, Source, SteppedController};
 use peerbar_nvme_driver::{Controller, DmaMemory, QueueMemory, QueuePair, Registers};
 use peerbar_nvme_spec::command::nvm::BlockRange;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
+use peerbar_pci::{Iova, Range};
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaMap};
 use zerocopy::{FromZeros, transmute};
 
@@ -50,8 +51,7 @@ impl Machine {
         let ram = MemoryFile::create("ram", RAM).unwrap();
         let endpoint = &mut controller.endpoint;
         let map = DmaMap {
-            iova: 0,
-            size: RAM,
+            range: Range::new(Iova(0), RAM).expect("some RAM"),
             readable: true,
             writable: true,
             memory: Some((ram.file().try_clone().unwrap().into(), 0)),

@@ -9,6 +9,8 @@ mod prp;
 use divan::{Bencher, black_box};
 use prp::{PAGE, PAGE_BYTES, walk};
 
+use peerbar_pci::Iova;
+
 /// Bytes of data: without a list, with one, and with one that is full.
 const SIZES: [usize; 5] = [4 << 10, 8 << 10, 128 << 10, 1 << 20, 2 << 20];
 
@@ -27,7 +29,7 @@ fn pages(bencher: Bencher<'_, '_>, len: usize, stride: u64) {
     let mut segments = Vec::new();
     let mut buffer = [0; PAGE_BYTES];
     bencher.bench_local(|| {
-        let prps = black_box((address_of(0), second));
+        let prps = black_box((Iova(address_of(0)), Iova(second)));
         walk(prps, len, &mut segments, &mut buffer, |_, entries| {
             entries.copy_from_slice(list.get(..entries.len()).unwrap());
             Ok(())

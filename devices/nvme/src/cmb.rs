@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use peerbar_dma::{MemoryError, MemoryFile, OwnWindow, OwnWindowMemory, Span};
 use peerbar_nvme_spec::cmb::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
+use peerbar_pci::{BusAddress, Range};
 use thiserror::Error;
 
 /// The BAR in which the buffer lies, from offset 0.
@@ -148,9 +149,9 @@ impl Cmb {
     /// once the host has enabled it.
     pub(crate) fn window(&self) -> Option<OwnWindow> {
         let enabled = self.control.cre() && self.control.cmse() && !self.status().cbai();
-        enabled.then(|| OwnWindow {
-            address: self.control.base_address(),
-            size: self.size,
+        let range = Range::new(BusAddress(self.control.base_address()), self.size);
+        range.filter(|_| enabled).map(|range| OwnWindow {
+            range,
             memory: OwnWindowMemory::Span(self.memory()),
         })
     }
@@ -236,7 +237,8 @@ mod tests {
         assert!(cmb.window().is_none());
         cmb.set_control(Cmbmsc::from_bits(0x38_0000_0000 | 3)); // CRE | CMSE
         let window = cmb.window().unwrap();
-        assert_eq!((window.address, window.size), (0x38_0000_0000, 2 << 20));
+        assert_eq!(window.range.first(), BusAddress(0x38_0000_0000));
+        assert_eq!(window.range.size(), 2 << 20);
         cmb.set_control(Cmbmsc::from_bits(!0xfff | 3));
         assert!(cmb.window().is_none());
         assert_eq!(cmb.status().into_bits(), 1, "NVME_CMBSTS_CBAI");

@@ -8,6 +8,7 @@ use peerbar_dma::{
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
+use peerbar_pci::Iova;
 
 use crate::job::Job;
 use crate::late_data::LateData;
@@ -31,7 +32,7 @@ pub(crate) struct DataPath {
     buffer: Vec<u8>,
     seeded_faults: Vec<SeededFault>,
     /// The address of the previous command's data, for the faults that use it.
-    stale: Option<u64>,
+    stale: Option<Iova>,
 }
 
 /// A range of the memory where a namespace keeps its blocks.
@@ -133,7 +134,12 @@ impl DataPath {
     }
 
     /// Reads `data.len()` bytes at `address`.
-    pub(crate) fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+    pub(crate) fn read(
+        &mut self,
+        tag: Tag,
+        address: Iova,
+        data: &mut [u8],
+    ) -> Result<(), DmaError> {
         self.upstream().read(tag, address, data)
     }
 
@@ -141,7 +147,7 @@ impl DataPath {
     pub(crate) fn write_entries(
         &mut self,
         tag: Tag,
-        address: u64,
+        address: Iova,
         data: &[u8],
         entry_bytes: usize,
     ) -> Result<(), DmaError> {
@@ -248,7 +254,7 @@ impl DataPath {
         };
         let tag = Tag::new(Purpose::List, self.origin);
         prp::walk(
-            (command.prp1.get(), command.prp2.get()),
+            (Iova(command.prp1.get()), Iova(command.prp2.get())),
             len,
             &mut self.segments,
             &mut self.list,
@@ -289,7 +295,7 @@ impl DataPath {
     }
 
     /// Returns the origin and the segments of the located data.
-    pub(crate) fn located(&self) -> (Origin, Vec<(u64, usize)>) {
+    pub(crate) fn located(&self) -> (Origin, Vec<(Iova, usize)>) {
         (self.origin, ranges(&self.segments).collect())
     }
 
@@ -369,14 +375,14 @@ struct UpstreamAccess<'a> {
 
 impl UpstreamAccess<'_> {
     /// Reads from memory that may not be mapped here.
-    fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+    fn read(&mut self, tag: Tag, address: Iova, data: &mut [u8]) -> Result<(), DmaError> {
         self.prepare(tag.purpose, Direction::Read, (address, data.len()));
         self.session.read(tag, address, data)
     }
 
     /// Waits for pinned transfers if a request by the session may need a message. Call it before
     /// each request.
-    fn prepare(&mut self, purpose: Purpose, direction: Direction, range: (u64, usize)) {
+    fn prepare(&mut self, purpose: Purpose, direction: Direction, range: (Iova, usize)) {
         self.session.learn();
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
         if moves && !self.session.reaches(purpose, direction, range) {
@@ -395,7 +401,7 @@ impl UpstreamAccess<'_> {
 }
 
 /// The segments in the form that `dma` takes: addresses and lengths.
-fn ranges(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
+fn ranges(segments: &[Segment]) -> impl Iterator<Item = (Iova, usize)> {
     segments
         .iter()
         .map(|segment| (segment.address, segment.len))
@@ -416,6 +422,7 @@ mod tests {
 
     use peerbar_dma::{MapAccess, MemoryFile, Upstream, UpstreamError, UpstreamRequest};
     use peerbar_file_ring::RingFile;
+    use peerbar_pci::Range;
     use zerocopy::FromZeros;
 
     use super::*;
@@ -438,7 +445,7 @@ mod tests {
             let (done, wait) = channel();
             let requester = self.requester.clone();
             std::thread::spawn(move || {
-                requester.unmap(0, 0xfff);
+                requester.unmap(Range::from_bounds(Iova(0), Iova(0xfff)).unwrap());
                 done.send(())
             });
             wait.recv_timeout(TIMEOUT)
@@ -470,7 +477,11 @@ mod tests {
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, RAM_BYTES, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(
+                Range::new(Iova(0), RAM_BYTES).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            )
             .unwrap();
         requester.set_bus_master(true);
         let client = Arc::new(Unmapping {
@@ -512,7 +523,11 @@ mod tests {
             rustix::io::pwrite(&fd, &[7; 0x1000], 0).unwrap();
             let lent = fd.try_clone().unwrap();
             requester
-                .map(address, 0x1000, MapAccess::READ_WRITE, Some((lent, 0)))
+                .map(
+                    Range::new(Iova(address), 0x1000).unwrap(),
+                    MapAccess::READ_WRITE,
+                    Some((lent, 0)),
+                )
                 .unwrap();
             fd
         });
@@ -544,7 +559,7 @@ mod tests {
         let (done, wait) = channel();
         let requester = client.requester.clone();
         std::thread::spawn(move || {
-            requester.unmap(BEYOND, BEYOND + 0xfff);
+            requester.unmap(Range::from_bounds(Iova(BEYOND), Iova(BEYOND + 0xfff)).unwrap());
             done.send(())
         });
         assert_eq!(wait.recv_timeout(TIMEOUT), Ok(()));
@@ -556,12 +571,12 @@ mod tests {
         type MemoryRequest = fn(&mut DataPath) -> bool;
         let requests: [MemoryRequest; 4] = [
             |path| {
-                path.read(Purpose::Command.into(), BEYOND, &mut [0; 4])
+                path.read(Purpose::Command.into(), Iova(BEYOND), &mut [0; 4])
                     .is_ok()
             },
             |path| {
                 let tag = Purpose::Completion.into();
-                path.write_entries(tag, BEYOND, &[0; 4], 4).is_ok()
+                path.write_entries(tag, Iova(BEYOND), &[0; 4], 4).is_ok()
             },
             |path| path.receive(Purpose::Payload, &read_to(BEYOND), 4).is_ok(),
             |path| {

@@ -9,6 +9,7 @@ use peerbar_fault::{Action, Kind};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::{Cc, Doorbell};
+use peerbar_pci::Iova;
 use zerocopy::little_endian::{U16, U32};
 
 use crate::admin::Admin;
@@ -145,11 +146,11 @@ impl Engine {
         let Setup { cc, aqa, asq, acq } = setup;
         let known_set = cc.css() == Cc::CSS_NVM;
         let submission = Ring {
-            base: asq,
+            base: Iova(asq),
             entries: u32::from(aqa.asqs()) + 1,
         };
         let completion = Ring {
-            base: acq,
+            base: Iova(acq),
             entries: u32::from(aqa.acqs()) + 1,
         };
         let possible = known_set

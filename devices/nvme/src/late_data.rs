@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use peerbar_dma::Origin;
+use peerbar_pci::Iova;
 
 /// The most late data that a thread keeps at a time, since each has its own buffer.
 const MOST: usize = 64;
@@ -18,7 +19,7 @@ pub(crate) struct LateData {
     pub(crate) queue: u16,
     pub(crate) origin: Origin,
     /// Addresses and lengths, which cover `bytes`.
-    pub(crate) ranges: Vec<(u64, usize)>,
+    pub(crate) ranges: Vec<(Iova, usize)>,
     pub(crate) bytes: Vec<u8>,
     /// The slot, in use until the data has been written or dropped.
     #[expect(dead_code, reason = "it counts")]

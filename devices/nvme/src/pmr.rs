@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use peerbar_dma::{OwnWindow, OwnWindowMemory, Span};
 use peerbar_nvme_spec::pmr::{Pmrcap, Pmrctl, Pmrmsc, Pmrsts};
+use peerbar_pci::{BusAddress, Range};
 
 pub(crate) use persistent_memory::PersistentMemory;
 #[cfg(test)]
@@ -99,7 +100,7 @@ impl Pmr {
             .with_err(failure.map_or(0, |failure| failure as u8))
             .with_nrdy(!self.is_ready())
             .with_hsts(health)
-            .with_cbai(self.space.cmse() && !self.has_valid_base(cmb))
+            .with_cbai(self.space.cmse() && self.valid_range(cmb).is_none())
     }
 
     /// Returns PMRMSCL and PMRMSCU. A controller reset (CC.EN) changes neither them nor PMRCTL.
@@ -120,10 +121,10 @@ impl Pmr {
 
     /// Returns the addresses at which commands find the region, once the host has enabled both.
     pub(crate) fn window(&self, cmb: Option<&OwnWindow>) -> Option<OwnWindow> {
-        let is_open = self.is_ready() && self.space.cmse() && self.has_valid_base(cmb);
-        is_open.then(|| OwnWindow {
-            address: self.space.base_address(),
-            size: self.memory.size(),
+        let is_open = self.is_ready() && self.space.cmse();
+        let range = self.valid_range(cmb).filter(|_| is_open)?;
+        Some(OwnWindow {
+            range,
             memory: OwnWindowMemory::Span(Span {
                 file: self.memory.file().clone(),
                 offset: 0,
@@ -131,11 +132,12 @@ impl Pmr {
         })
     }
 
-    /// Returns `true` if the region at its base address lies within the address space and does not
+    /// Returns the region at its base address, or `None` if it would leave the address space or
     /// overlap the Controller Memory Buffer.
-    fn has_valid_base(&self, cmb: Option<&OwnWindow>) -> bool {
-        let (first, size) = (self.space.base_address(), self.memory.size());
-        first.checked_add(size - 1).is_some() && !cmb.is_some_and(|cmb| cmb.meets(first, size))
+    fn valid_range(&self, cmb: Option<&OwnWindow>) -> Option<Range<BusAddress>> {
+        let range = Range::new(BusAddress(self.space.base_address()), self.memory.size())?;
+        let is_taken = cmb.is_some_and(|cmb| cmb.range.overlaps(&range));
+        (!is_taken).then_some(range)
     }
 }
 
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(pmr.control().into_bits(), 1);
         assert_eq!(pmr.status(None).into_bits(), 0);
         let window = pmr.window(None).unwrap();
-        assert_eq!((window.address, window.size), (BASE, BYTES));
+        assert_eq!(Some(window.range), Range::new(BusAddress(BASE), BYTES));
         pmr.reset();
         assert!(pmr.window(None).is_none());
         assert_eq!((pmr.control().into_bits(), pmr.space().into_bits()), (0, 0));
@@ -202,8 +204,7 @@ mod tests {
     fn base_that_wraps_or_meets_the_cmb_is_invalid() {
         let (_file, mut pmr) = pmr();
         let cmb = |address| OwnWindow {
-            address,
-            size: BYTES,
+            range: Range::new(BusAddress(address), BYTES).unwrap(),
             memory: OwnWindowMemory::Registers,
         };
         for (base, cmb, is_valid) in [

@@ -1,6 +1,7 @@
 //! Physical Region Pages: the location of a command's data.
 
 use peerbar_nvme_spec::completion::Status;
+use peerbar_pci::Iova;
 
 /// The memory page size that the controller offers (CAP.MPSMIN and MPSMAX are 0).
 pub(crate) const PAGE: u64 = 4096;
@@ -14,7 +15,7 @@ const MISSING: Status = Status::INVALID_FIELD.with_dnr(true);
 /// A run of bytes at consecutive addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    pub(crate) address: u64,
+    pub(crate) address: Iova,
     pub(crate) len: usize,
 }
 
@@ -26,18 +27,18 @@ pub(crate) struct Segment {
 /// list except the first must describe some data: a chain of lists without data is refused, since
 /// it may be endless.
 pub(crate) fn walk(
-    (prp1, prp2): (u64, u64),
+    (prp1, prp2): (Iova, Iova),
     len: usize,
     segments: &mut Vec<Segment>,
     page: &mut [u8; PAGE_BYTES],
-    mut read_list: impl FnMut(u64, &mut [u8]) -> Result<(), Status>,
+    mut read_list: impl FnMut(Iova, &mut [u8]) -> Result<(), Status>,
 ) -> Result<(), Status> {
     segments.clear();
-    if prp1 % 4 != 0 {
+    if !prp1.is_aligned(4) {
         return Err(BAD_OFFSET);
     }
     let mut left = len as u64;
-    push(segments, prp1, PAGE - prp1 % PAGE, &mut left);
+    push(segments, prp1, PAGE - prp1.0 % PAGE, &mut left);
     if left == 0 {
         return Ok(());
     }
@@ -48,7 +49,7 @@ pub(crate) fn walk(
     let mut first = true;
     while left > 0 {
         check(list, ENTRY)?;
-        let slots = (PAGE - list % PAGE) / ENTRY;
+        let slots = (PAGE - list.0 % PAGE) / ENTRY;
         let wanted = left.div_ceil(PAGE);
         let chained = wanted > slots;
         let data = if chained { slots - 1 } else { wanted };
@@ -59,7 +60,7 @@ pub(crate) fn walk(
         let entries = page.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
         read_list(list, entries)?;
         let entries = entries.chunks_exact(8).filter_map(<[u8]>::first_chunk);
-        let mut entries = entries.map(|entry| u64::from_le_bytes(*entry));
+        let mut entries = entries.map(|entry| Iova(u64::from_le_bytes(*entry)));
         for _ in 0..data {
             push_page(
                 segments,
@@ -67,29 +68,29 @@ pub(crate) fn walk(
                 &mut left,
             )?;
         }
-        list = entries.next().unwrap_or(0);
+        list = entries.next().unwrap_or(Iova(0));
         first = false;
     }
     Ok(())
 }
 
 /// Adds the page at `address`, or the rest of the data if that is shorter.
-fn push_page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(), Status> {
+fn push_page(segments: &mut Vec<Segment>, address: Iova, left: &mut u64) -> Result<(), Status> {
     check(address, PAGE)?;
     push(segments, address, PAGE, left);
     Ok(())
 }
 
 /// Checks a PRP after PRP1. No host uses address 0, so a PRP of 0 was never set.
-fn check(address: u64, alignment: u64) -> Result<(), Status> {
+fn check(address: Iova, alignment: u64) -> Result<(), Status> {
     match address {
-        0 => Err(MISSING),
-        _ if address % alignment == 0 => Ok(()),
+        Iova(0) => Err(MISSING),
+        _ if address.is_aligned(alignment) => Ok(()),
         _ => Err(BAD_OFFSET),
     }
 }
 
-fn push(segments: &mut Vec<Segment>, address: u64, most: u64, left: &mut u64) {
+fn push(segments: &mut Vec<Segment>, address: Iova, most: u64, left: &mut u64) {
     let bytes = most.min(*left);
     *left -= bytes;
     let len = usize::try_from(bytes).unwrap_or(PAGE_BYTES);
@@ -122,7 +123,7 @@ mod tests {
             let mut segments = Vec::new();
             let mut page = [0xff; PAGE_BYTES];
             walk(
-                (prp1, prp2),
+                (Iova(prp1), Iova(prp2)),
                 len,
                 &mut segments,
                 &mut page,
@@ -130,7 +131,7 @@ mod tests {
                     for (slot, entry) in data.chunks_exact_mut(8).enumerate() {
                         let value = self
                             .0
-                            .get(&(address + 8 * slot as u64))
+                            .get(&(address.0 + 8 * slot as u64))
                             .ok_or(Status::DATA_TRANSFER_ERROR)?;
                         entry.copy_from_slice(&value.to_le_bytes());
                     }
@@ -144,7 +145,10 @@ mod tests {
     fn segments(expected: &[(u64, usize)]) -> Result<Vec<Segment>, Status> {
         Ok(expected
             .iter()
-            .map(|&(address, len)| Segment { address, len })
+            .map(|&(address, len)| Segment {
+                address: Iova(address),
+                len,
+            })
             .collect())
     }
 
@@ -281,7 +285,7 @@ mod tests {
             prop_assert_eq!(found.iter().map(|s| s.len).sum::<usize>(), len);
             for (index, segment) in found.iter().enumerate() {
                 let offset = if index == 0 { offset } else { 0 };
-                prop_assert_eq!(segment.address, page_of(index as u64) + offset);
+                prop_assert_eq!(segment.address.0, page_of(index as u64) + offset);
             }
         }
     }

@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::command::nvm::BlockRange;
+use peerbar_pci::Iova;
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
 use thiserror::Error;
@@ -16,9 +17,9 @@ use crate::prp::Segment;
 
 /// An address that no guest maps: above all its memory, below the limit of every IOMMU with four
 /// levels of tables.
-const UNMAPPED: u64 = 1 << 46;
+const UNMAPPED: Iova = Iova(1 << 46);
 /// Beyond what a page table entry of x86 can hold (Intel SDM, 4.5).
-const BEYOND_52_BITS: u64 = 1 << 52;
+const BEYOND_52_BITS: Iova = Iova(1 << 52);
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
@@ -98,14 +99,14 @@ impl SeededFault {
 
     /// Turns the data's true segments into those that a faulty controller would use. `stale` is the
     /// address of the previous command's data.
-    pub(crate) fn commit(&self, stale: Option<u64>, segments: &mut Vec<Segment>) {
+    pub(crate) fn commit(&self, stale: Option<Iova>, segments: &mut Vec<Segment>) {
         let len = segments.iter().map(|segment| segment.len).sum::<usize>();
-        let start = segments.first().map_or(0, |first| first.address);
+        let start = segments.first().map_or(Iova(0), |first| first.address);
         let half = len as u64 / 2;
         let address = match self.kind {
             FaultKind::Unmapped => UNMAPPED,
             FaultKind::Beyond52Bits => BEYOND_52_BITS,
-            FaultKind::Wraps => half.wrapping_neg(),
+            FaultKind::Wraps => Iova(half.wrapping_neg()),
             FaultKind::AfterUnmap => stale.unwrap_or(UNMAPPED),
             FaultKind::PastEnd => start.wrapping_add(half),
             FaultKind::WriteBack => return,
@@ -145,11 +146,13 @@ mod tests {
 
     #[test]
     fn all_the_data_goes_astray() {
-        let honest =
-            [(0x1000, 0x1000), (0x9000, 0x200)].map(|(address, len)| Segment { address, len });
+        let honest = [(0x1000, 0x1000), (0x9000, 0x200)].map(|(address, len)| Segment {
+            address: Iova(address),
+            len,
+        });
         let committed = |kind| {
             let mut segments = honest.to_vec();
-            SeededFault { kind, block: 0 }.commit(Some(0x7000), &mut segments);
+            SeededFault { kind, block: 0 }.commit(Some(Iova(0x7000)), &mut segments);
             segments
         };
         let whole = |address| {
@@ -158,11 +161,11 @@ mod tests {
                 len: 0x1200,
             }]
         };
-        assert_eq!(committed(FaultKind::Unmapped), whole(1 << 46));
-        assert_eq!(committed(FaultKind::Beyond52Bits), whole(1 << 52));
-        assert_eq!(committed(FaultKind::Wraps), whole(u64::MAX - 0x8ff));
-        assert_eq!(committed(FaultKind::AfterUnmap), whole(0x7000));
-        assert_eq!(committed(FaultKind::PastEnd), whole(0x1900));
+        assert_eq!(committed(FaultKind::Unmapped), whole(Iova(1 << 46)));
+        assert_eq!(committed(FaultKind::Beyond52Bits), whole(Iova(1 << 52)));
+        assert_eq!(committed(FaultKind::Wraps), whole(Iova(u64::MAX - 0x8ff)));
+        assert_eq!(committed(FaultKind::AfterUnmap), whole(Iova(0x7000)));
+        assert_eq!(committed(FaultKind::PastEnd), whole(Iova(0x1900)));
         assert_eq!(committed(FaultKind::WriteBack), honest);
     }
 }

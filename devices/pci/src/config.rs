@@ -3,6 +3,7 @@
 use bitfield_struct::bitfield;
 
 use crate::CONFIG_BYTES;
+use crate::address::{BusAddress, Range};
 use crate::bar::Bar;
 use crate::capability::{
     self, ATS_CONTROL, AtsControl, Capability, DEVICE_CONTROL, DeviceControl, MsiX,
@@ -268,14 +269,15 @@ impl ConfigSpace {
         self.command().bus_master() && self.in_d0()
     }
 
-    /// Returns the bus address of a BAR, if the function responds there: memory space is on, the
+    /// Returns the bus addresses of a BAR, if the function responds there: memory space is on, the
     /// function is in D0, and the guest has given the BAR an address.
-    pub fn window(&self, bar: &Bar) -> Option<u64> {
+    pub fn window(&self, bar: &Bar) -> Option<Range<BusAddress>> {
         let mut register = [0; 8];
         self.read(bar_offset(bar) as u64, &mut register);
         let address = u64::from_le_bytes(register) & bar.mask();
-        (self.command().memory_space() && self.in_d0() && address != 0 && address != bar.mask())
-            .then_some(address)
+        let is_open = self.command().memory_space() && self.in_d0();
+        let is_set = address != 0 && address != bar.mask();
+        Range::new(BusAddress(address), bar.size()).filter(|_| is_open && is_set)
     }
 
     /// Returns the BARs.
@@ -287,7 +289,7 @@ impl ConfigSpace {
         self.u16(self.power + PM_CONTROL_STATUS) & 0b11 == 0
     }
 
-    fn routing(&self) -> (bool, bool, Vec<Option<u64>>) {
+    fn routing(&self) -> (bool, bool, Vec<Option<Range<BusAddress>>>) {
         (
             self.bus_master(),
             self.ats(),
@@ -484,6 +486,7 @@ mod tests {
     fn a_window_opens_with_address_and_decode_and_closes_in_d3() {
         let mut space = space();
         let bar = space.bars()[1];
+        let window_at = |address| Range::new(BusAddress(address), bar.size());
         let (_, power) = capabilities(&space)[0];
         assert!(
             !space.write(0x18, &0x38_0000_0000_u64.to_le_bytes()).routing,
@@ -491,15 +494,15 @@ mod tests {
         );
         assert_eq!(space.window(&bar), None);
         assert!(space.write(0x04, &[0x06, 0]).routing);
-        assert_eq!(space.window(&bar), Some(0x38_0000_0000));
+        assert_eq!(space.window(&bar), window_at(0x38_0000_0000));
         assert!(space.bus_master());
         assert!(space.write(power + 4, &[3]).routing);
         assert_eq!(space.window(&bar), None);
         assert!(!space.bus_master());
         assert!(space.write(power + 4, &[0]).routing);
-        assert_eq!(space.window(&bar), Some(0x38_0000_0000));
+        assert_eq!(space.window(&bar), window_at(0x38_0000_0000));
         assert!(space.write(0x1c, &[0x39]).routing);
-        assert_eq!(space.window(&bar), Some(0x39_0000_0000));
+        assert_eq!(space.window(&bar), window_at(0x39_0000_0000));
     }
 
     #[test]
@@ -536,7 +539,7 @@ mod tests {
         let _ = space.write(0x04, &[0x02, 0]);
         assert_eq!(
             space.window(&space.bars()[0]),
-            Some(0x39_0000_0000),
+            Range::new(BusAddress(0x39_0000_0000), space.bars()[0].size()),
             "the guest does not write the BARs again"
         );
         assert!(

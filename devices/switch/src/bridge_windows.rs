@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
+use peerbar_pci::{BusAddress, InvalidRange, Range};
 use thiserror::Error;
 
-use crate::bus_range::{BusRange, NoBusRange};
 use crate::window::BarWindow;
 
 /// The bus addresses that the port above each endpoint forwards, by the endpoint's name: the port's
@@ -16,7 +16,7 @@ use crate::window::BarWindow;
 /// As text it is `NAME=FIRST-LAST,FIRST-LAST NAME=FIRST-LAST`, with hexadecimal addresses, on one
 /// line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BridgeWindows(BTreeMap<String, Vec<BusRange>>);
+pub struct BridgeWindows(BTreeMap<String, Vec<Range<BusAddress>>>);
 
 /// Errors in the text of bridge windows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -26,14 +26,14 @@ pub enum NoBridgeWindows {
     NoName(String),
     /// A range is invalid.
     #[error("`{0}` {1}")]
-    NoRange(String, NoBusRange),
+    NoRange(String, InvalidRange),
 }
 
 impl BridgeWindows {
     /// Returns `true` if the port of the endpoint `name` forwards all addresses of a window.
     pub(crate) fn holds(&self, name: &str, window: &BarWindow) -> bool {
         let mut ranges = self.0.get(name).into_iter().flatten();
-        ranges.any(|range| range.holds(window))
+        ranges.any(|range| range.encloses(&window.range))
     }
 
     /// Returns the ranges that the port of the endpoint `name` forwards, for a message.
@@ -45,8 +45,8 @@ impl BridgeWindows {
     }
 }
 
-impl FromIterator<(String, Vec<BusRange>)> for BridgeWindows {
-    fn from_iter<T: IntoIterator<Item = (String, Vec<BusRange>)>>(ports: T) -> Self {
+impl FromIterator<(String, Vec<Range<BusAddress>>)> for BridgeWindows {
+    fn from_iter<T: IntoIterator<Item = (String, Vec<Range<BusAddress>>)>>(ports: T) -> Self {
         Self(ports.into_iter().collect())
     }
 }
@@ -73,15 +73,15 @@ impl FromStr for BridgeWindows {
                 let range = text.parse();
                 range.map_err(|error| NoBridgeWindows::NoRange(text.to_owned(), error))
             };
-            let ranges: Result<Vec<BusRange>, _> = ranges.map(range).collect();
+            let ranges: Result<Vec<Range<BusAddress>>, _> = ranges.map(range).collect();
             Ok((name.to_owned(), ranges?))
         };
         text.split_whitespace().map(port).collect()
     }
 }
 
-fn joined(ranges: &[BusRange]) -> String {
-    let ranges = ranges.iter().map(BusRange::to_string);
+fn joined(ranges: &[Range<BusAddress>]) -> String {
+    let ranges = ranges.iter().map(Range::to_string);
     ranges.collect::<Vec<_>>().join(",")
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::bus_range::BusRange;
+use peerbar_pci::{BusAddress, Range};
+
 use crate::link_mode::LinkMode;
 
 /// The settings of a switch.
@@ -13,17 +14,17 @@ pub struct Config {
     pub modes: BTreeMap<String, LinkMode>,
     /// Address ranges where the machine has no RAM and windows may lie (QEMU's term: PCI holes). A
     /// window elsewhere is not passed on to any endpoint.
-    pub holes: Vec<BusRange>,
+    pub holes: Vec<Range<BusAddress>>,
 }
 
 impl Config {
     /// Returns 0x80000000-0xfebfffff, up to the I/O APIC, and everything from 4 GiB: right for a
     /// q35 machine with up to 2 GiB of RAM (QEMU, `pc_q35_init` and `mch_realize`).
-    pub fn default_holes() -> Vec<BusRange> {
+    pub fn default_holes() -> Vec<Range<BusAddress>> {
         let holes = [(0x8000_0000, 0xfebf_ffff), (0x1_0000_0000, u64::MAX)];
         let holes = holes.into_iter();
         holes
-            .filter_map(|(first, last)| BusRange::new(first, last))
+            .filter_map(|(first, last)| Range::from_bounds(BusAddress(first), BusAddress(last)))
             .collect()
     }
 }

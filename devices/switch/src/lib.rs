@@ -24,7 +24,7 @@
 //!   wait for [`CLOSING_TIME_OUT`] at most, and a second for many changes in a row. So two
 //!   endpoints that announce to each other at once do not deadlock. An endpoint leaves a switch
 //!   that for 4 s does not answer, or does not send a change.
-//! - **No window covers RAM.** A window outside the machine's PCI holes ([`BusRange`]) is not
+//! - **No window covers RAM.** A window outside the machine's PCI holes ([`Config::holes`]) is not
 //!   passed on, so that no endpoint can intercept DMA to RAM by an announcement. With an IOMMU that
 //!   translates, a window in a hole still wins over a mapping of the same address, as in a hardware
 //!   switch.
@@ -87,7 +87,6 @@
 mod attachment;
 mod bridge_socket;
 mod bridge_windows;
-mod bus_range;
 mod config;
 mod connection;
 mod last_line;
@@ -105,7 +104,6 @@ mod window;
 pub use attachment::Attachment;
 pub use bridge_socket::{BridgeSocket, answer_to, number_of};
 pub use bridge_windows::{BridgeWindows, NoBridgeWindows};
-pub use bus_range::{BusRange, NoBusRange};
 pub use config::Config;
 pub use last_line::LastLine;
 pub use limits::{

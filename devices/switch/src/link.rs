@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use peerbar_host::socket_file::packets::{self, Message as _};
+use peerbar_pci::BusAddress;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
@@ -48,10 +49,10 @@ pub trait PeerHandler: Send + Sync {
     /// [`PortId::NONE`] until the endpoint is attached again and the switch has sent it all peers
     /// again.
     fn lost(&self);
-    /// `peer` reads at a bus address.
-    fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
-    /// `peer` writes at a bus address.
-    fn write(&self, peer: PortId, address: u64, data: &[u8]) -> Result<(), Unsupported>;
+    /// `peer` reads at `address`.
+    fn read(&self, peer: PortId, address: BusAddress, data: &mut [u8]) -> Result<(), Unsupported>;
+    /// `peer` writes at `address`.
+    fn write(&self, peer: PortId, address: BusAddress, data: &[u8]) -> Result<(), Unsupported>;
 }
 
 /// The endpoint does not answer at that address (PCIe Base 6.0, 2.3.1, Unsupported Request).
@@ -201,8 +202,13 @@ impl Drop for Link {
 }
 
 impl PeerRequests {
-    /// Reads `data.len()` bytes at the bus address `address` of `peer`. On failure the contents of `data` are undefined.
-    pub fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), RequestError> {
+    /// Reads `data.len()` bytes at `address` of `peer`. On failure the contents of `data` are undefined.
+    pub fn read(
+        &self,
+        peer: PortId,
+        address: BusAddress,
+        data: &mut [u8],
+    ) -> Result<(), RequestError> {
         for (part, address) in data.chunks_mut(MAX_DATA).zip(addresses(address)) {
             let length = u32::try_from(part.len()).map_err(|_| RequestError::Unsupported)?;
             let came = self.ask(peer, |tag| Message::Read {
@@ -219,8 +225,13 @@ impl PeerRequests {
         Ok(())
     }
 
-    /// Writes `data` at the bus address `address` of `peer`. Once it returns, the peer has seen it, or part of it on failure.
-    pub fn write(&self, peer: PortId, address: u64, data: &[u8]) -> Result<(), RequestError> {
+    /// Writes `data` at `address` of `peer`. Once it returns, the peer has seen it, or part of it on failure.
+    pub fn write(
+        &self,
+        peer: PortId,
+        address: BusAddress,
+        data: &[u8],
+    ) -> Result<(), RequestError> {
         for (part, address) in data.chunks(MAX_DATA).zip(addresses(address)) {
             self.ask(peer, |tag| Message::Write {
                 peer,
@@ -461,6 +472,6 @@ impl Shared {
 }
 
 /// Returns the addresses of a request's parts. A range that wraps around has been refused before.
-fn addresses(first: u64) -> impl Iterator<Item = u64> {
+fn addresses(first: BusAddress) -> impl Iterator<Item = BusAddress> {
     (0..).map(move |index: u64| first.wrapping_add(index.wrapping_mul(MAX_DATA as u64)))
 }

@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Parser;
 use peerbar_host::server_log::ServerLog;
+use peerbar_pci::{BusAddress, Range};
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
-use peerbar_switch::{BridgeSocket, BusRange, Config, LinkMode, serve};
+use peerbar_switch::{BridgeSocket, Config, LinkMode, serve};
 use rustix::net::SocketType;
 use rustix::net::sockopt::socket_type;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -37,7 +38,7 @@ struct Args {
     /// repeat it for more [default: 0x80000000-0xfebfffff and everything from 4 GiB, for a q35
     /// machine with up to 2 GiB]
     #[arg(long = "pci-hole", value_name = "FIRST-LAST")]
-    holes: Vec<BusRange>,
+    holes: Vec<Range<BusAddress>>,
     /// Ask on standard input, a socket, for the bus addresses that the bridge above each endpoint
     /// forwards, and forward only windows in them
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use peerbar_pci::BusAddress;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use thiserror::Error;
@@ -147,8 +148,8 @@ pub enum Message {
         peer: PortId,
         /// Chosen by the requester.
         tag: u64,
-        /// Bus address.
-        address: u64,
+        /// The address.
+        address: BusAddress,
         /// Number of bytes, 1 to [`MAX_DATA`](crate::MAX_DATA).
         length: u32,
     },
@@ -158,8 +159,8 @@ pub enum Message {
         peer: PortId,
         /// Chosen by the requester.
         tag: u64,
-        /// Bus address.
-        address: u64,
+        /// The address.
+        address: BusAddress,
         /// 1 to [`MAX_DATA`](crate::MAX_DATA) bytes.
         data: ByteBuf,
     },

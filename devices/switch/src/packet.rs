@@ -80,8 +80,7 @@ impl Message {
 
     /// Returns the name of a field with a value that no endpoint or switch would send.
     fn wrong_field(&self) -> Option<&'static str> {
-        let makes_sense =
-            |window: &BarWindow| window.last().is_some() && usize::from(window.bar) < MAX_WINDOWS;
+        let makes_sense = |window: &BarWindow| usize::from(window.bar) < MAX_WINDOWS;
         let (right, field) = match self {
             Self::Hello { name, .. } => (is_name(name), "a name"),
             Self::Announce { windows, .. } | Self::Peer { windows, .. } => (
@@ -123,6 +122,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 mod tests {
     use std::fs::File;
 
+    use peerbar_pci::{BusAddress, Range};
     use proptest::prelude::*;
     use serde_bytes::ByteBuf;
 
@@ -137,15 +137,14 @@ mod tests {
     fn window(bar: u8, backing: BarBacking) -> BarWindow {
         BarWindow {
             bar,
-            address: 0x38_0000_0000,
-            size: 0x20_0000,
+            range: Range::new(BusAddress(0x38_0000_0000), 0x20_0000).unwrap(),
             claim: 7,
             backing,
         }
     }
 
     fn messages() -> Vec<Message> {
-        let (peer, tag, address) = (PortId(3), 1 << 40, u64::MAX);
+        let (peer, tag, address) = (PortId(3), 1 << 40, BusAddress(u64::MAX));
         let windows = vec![
             window(0, BarBacking::ByMessage),
             window(2, BarBacking::Lent(Descriptor::new(descriptor()), 4096, 5)),
@@ -260,11 +259,10 @@ mod tests {
 
     #[test]
     fn largest_messages_fit_a_packet() {
-        let (peer, tag, address) = (PortId(u32::MAX), u64::MAX, u64::MAX);
+        let (peer, tag, address) = (PortId(u32::MAX), u64::MAX, BusAddress(u64::MAX));
         let data = ByteBuf::from(vec![0; MAX_DATA]);
         let last = BarWindow {
-            address,
-            size: 1,
+            range: Range::new(address, 1).unwrap(),
             claim: u64::MAX,
             ..window(
                 5,
@@ -301,15 +299,6 @@ mod tests {
             leases: Descriptor::default(),
         };
         let odd = [
-            announce(BarWindow {
-                size: 0,
-                ..window(0, BarBacking::ByMessage)
-            }),
-            announce(BarWindow {
-                address: u64::MAX,
-                size: 2,
-                ..window(0, BarBacking::ByMessage)
-            }),
             announce(window(6, BarBacking::ByMessage)),
             Message::Hello {
                 protocol: 1,
@@ -322,25 +311,25 @@ mod tests {
             Message::Read {
                 peer: PortId(0),
                 tag: 0,
-                address: 0,
+                address: BusAddress(0),
                 length: 0,
             },
             Message::Read {
                 peer: PortId(0),
                 tag: 0,
-                address: 0,
+                address: BusAddress(0),
                 length: u32::MAX,
             },
             Message::Write {
                 peer: PortId(0),
                 tag: 0,
-                address: 0,
+                address: BusAddress(0),
                 data: ByteBuf::new(),
             },
             Message::Write {
                 peer: PortId(0),
                 tag: 0,
-                address: 0,
+                address: BusAddress(0),
                 data: ByteBuf::from(vec![0; MAX_DATA + 1]),
             },
             Message::Announce {
@@ -356,10 +345,22 @@ mod tests {
     }
 
     #[test]
+    fn window_that_is_empty_or_wraps_around_is_refused() {
+        // The fields of an Announce, which is variant 4, with one window.
+        let announce = |address: u64, size: u64| {
+            let window = (0_u8, address, size, 7_u64, BarBacking::ByMessage);
+            let bytes = contents::encode(&(4_u8, 1_u64, [window].as_slice()));
+            Message::decode(&bytes, Vec::new())
+        };
+        assert!(announce(0x1000, 0x1000).is_ok());
+        assert!(announce(0x1000, 0).is_err());
+        assert!(announce(u64::MAX, 2).is_err());
+    }
+
+    #[test]
     fn the_end_of_the_address_space_can_be_a_window() {
         let last = BarWindow {
-            address: u64::MAX,
-            size: 1,
+            range: Range::new(BusAddress(u64::MAX), 1).unwrap(),
             ..window(0, BarBacking::ByMessage)
         };
         let (bytes, _) = received(&Message::Announce {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
+use peerbar_pci::{BusAddress, Range};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -41,10 +42,8 @@ impl Descriptor {
 pub struct BarWindow {
     /// Number of the BAR.
     pub bar: u8,
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes, not 0; the end does not pass 2^64.
-    pub size: u64,
+    /// Its bus addresses.
+    pub range: Range<BusAddress>,
     /// If two windows cover one address, the one with the smaller claim answers. The switch sets
     /// it; it ignores an endpoint's own value.
     pub claim: u64,
@@ -65,14 +64,9 @@ pub enum BarBacking {
 }
 
 impl BarWindow {
-    /// Returns its last address, or `None` if the window is empty or passes 2^64.
-    pub(crate) fn last(&self) -> Option<u64> {
-        self.address.checked_add(self.size.checked_sub(1)?)
-    }
-
     /// Returns `true` if it is the same BAR at the same address.
     pub(crate) fn has_range_of(&self, other: &Self) -> bool {
-        (self.bar, self.address, self.size) == (other.bar, other.address, other.size)
+        (self.bar, self.range) == (other.bar, other.range)
     }
 
     /// Returns `true` if peers that know the other window know this one: the same range, by the
@@ -87,11 +81,6 @@ impl BarWindow {
             _ => false,
         };
         same_backing && self.has_range_of(other)
-    }
-
-    /// Returns `true` if the two have an address in common.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        Some(self.address) <= other.last() && Some(other.address) <= self.last()
     }
 
     /// Returns the window for an endpoint that may not use its memory.

@@ -3,6 +3,8 @@
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
+use peerbar_pci::Iova;
+
 use crate::channel::Channel;
 use crate::chunks::{Chunk, Chunks};
 use crate::pending::{Arrival, Reply};
@@ -35,15 +37,15 @@ impl Data<'_> {
 /// A read or write for the client to perform.
 #[derive(Debug)]
 pub struct DmaRequest<'a> {
-    address: u64,
+    address: Iova,
     data: Data<'a>,
     /// The outcome, or `None` while the request has not been sent.
     pub outcome: Option<Result<(), RequestError>>,
 }
 
 impl<'a> DmaRequest<'a> {
-    /// Makes a request at `address` of the guest's memory, an IOVA or a bus address.
-    pub fn new(address: u64, data: Data<'a>) -> Self {
+    /// Makes a request at `address`, which the client's IOMMU translates.
+    pub fn new(address: Iova, data: Data<'a>) -> Self {
         Self {
             address,
             data,

@@ -80,7 +80,7 @@ impl Channel {
         data: &[u8],
     ) -> Result<(), RequestError> {
         let access = DmaAccess {
-            address: U64::new(chunk.address),
+            address: U64::new(chunk.address.0),
             count: U64::new(chunk.length),
         };
         let size = HEADER_SIZE + size_of::<DmaAccess>() + data.len();

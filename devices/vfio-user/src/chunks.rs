@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use peerbar_pci::Iova;
 use rustix::io::Errno;
 
 use crate::request_error::RequestError;
@@ -9,7 +10,7 @@ use crate::request_error::RequestError;
 /// The chunks of a transfer, in their order.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    address: u64,
+    address: Iova,
     left: Range<usize>,
     size: usize,
 }
@@ -17,7 +18,7 @@ pub(crate) struct Chunks {
 /// One chunk of a transfer, never empty.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    pub(crate) address: u64,
+    pub(crate) address: Iova,
     pub(crate) length: u64,
     /// The part of the caller's data.
     pub(crate) range: Range<usize>,
@@ -25,7 +26,7 @@ pub(crate) struct Chunk {
 
 impl Chunks {
     /// Cuts `length` bytes at `address` into chunks of `size` bytes. EINVAL if the last byte's address is beyond 2^64.
-    pub(crate) fn new(address: u64, length: usize, size: usize) -> Result<Self, RequestError> {
+    pub(crate) fn new(address: Iova, length: usize, size: usize) -> Result<Self, RequestError> {
         let last = u64::try_from(length.saturating_sub(1)).ok();
         last.and_then(|last| address.checked_add(last))
             .ok_or(RequestError::Refused(Errno::INVAL))?;
@@ -71,14 +72,14 @@ mod tests {
             length in 0_usize..100_000,
             size in 100_usize..40_000,
         ) {
-            let Ok(chunks) = Chunks::new(address, length, size) else {
+            let Ok(chunks) = Chunks::new(Iova(address), length, size) else {
                 prop_assert!(address.checked_add(length as u64 - 1).is_none());
                 return Ok(());
             };
             let mut covered = 0;
             for chunk in chunks {
                 prop_assert_eq!(chunk.range.start, covered);
-                prop_assert_eq!(chunk.address, address + covered as u64);
+                prop_assert_eq!(chunk.address, Iova(address + covered as u64));
                 prop_assert_eq!(chunk.range.len() as u64, chunk.length);
                 prop_assert!(chunk.length > 0 && chunk.range.len() <= size);
                 covered = chunk.range.end;
@@ -89,9 +90,9 @@ mod tests {
 
     #[test]
     fn a_transfer_may_end_with_the_address_space() {
-        let mut chunks = Chunks::new(u64::MAX - 9, 10, 8).unwrap();
-        assert_eq!(chunks.nth(1).unwrap().address, u64::MAX - 1);
+        let mut chunks = Chunks::new(Iova(u64::MAX - 9), 10, 8).unwrap();
+        assert_eq!(chunks.nth(1).unwrap().address, Iova(u64::MAX - 1));
         assert_eq!(chunks.next(), None);
-        assert!(Chunks::new(u64::MAX - 9, 11, 8).is_err());
+        assert!(Chunks::new(Iova(u64::MAX - 9), 11, 8).is_err());
     }
 }

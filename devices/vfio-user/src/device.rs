@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use peerbar_pci::{Iova, Range};
 use rustix::io::Errno;
 
 use crate::{Client, Event};
@@ -37,11 +38,10 @@ pub trait Device {
         count: u32,
         action: IrqAction,
     ) -> Result<(), Errno>;
-    /// vfio-user, DMA_MAP. `iova + size` does not overflow.
+    /// vfio-user, DMA_MAP.
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno>;
-    /// vfio-user, DMA_UNMAP. The span may cover any number of mappings, even 0, and may end at
-    /// 2^64.
-    fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno>;
+    /// vfio-user, DMA_UNMAP. The range may cover any number of mappings, even 0.
+    fn dma_unmap(&mut self, range: Range<Iova>) -> Result<(), Errno>;
     /// vfio-user, DEVICE_RESET.
     fn reset(&mut self) -> Result<(), Errno>;
     /// [`Client::wake`] has been called at least once since the last call of this method.
@@ -115,24 +115,13 @@ pub enum IrqAction {
 /// vfio-user, DMA_MAP.
 #[derive(Debug)]
 pub struct DmaMap {
-    /// First IOVA.
-    pub iova: u64,
-    /// Length in bytes, not 0.
-    pub size: u64,
+    /// Its addresses.
+    pub range: Range<Iova>,
     /// The device may read it.
     pub readable: bool,
     /// The device may write it.
     pub writable: bool,
-    /// The memory behind it, if the client shares it, and the offset of the span in it. A regular
+    /// The memory behind it, if the client shares it, and the offset of the range in it. A regular
     /// file or a character device.
     pub memory: Option<(OwnedFd, u64)>,
-}
-
-/// vfio-user, DMA_UNMAP: a span of IOVAs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmaSpan {
-    /// First IOVA.
-    pub iova: u64,
-    /// Last IOVA, inclusive, so that a span may reach the end of the address space.
-    pub last: u64,
 }

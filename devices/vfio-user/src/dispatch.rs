@@ -3,12 +3,13 @@
 
 use std::os::fd::OwnedFd;
 
+use peerbar_pci::{Iova, Range};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U32;
+use zerocopy::little_endian::{U32, U64};
 
-use crate::device::{Device, DmaMap, DmaSpan};
+use crate::device::{Device, DmaMap};
 use crate::framing::Descriptors;
 use crate::irqs::Unmasking;
 use crate::request::{Answer, ClientCommand, check_argsz, parse};
@@ -57,13 +58,13 @@ fn dma_map<'d>(device: &mut dyn Device, request: ClientCommand<'_>) -> Result<An
     use wire::dma_map::{READ, WRITE};
     let (map, _) = parse::<wire::DmaMap>(request.payload)?;
     check_argsz::<wire::DmaMap>(map.argsz)?;
-    let (iova, size, flags) = (map.iova.get(), map.size.get(), map.flags.get());
-    if size == 0 || iova.checked_add(size).is_none() || flags & !(READ | WRITE) != 0 {
+    let (range, flags) = (range(map.iova, map.size)?, map.flags.get());
+    // The client's end of a mapping, iova + size, must not overflow.
+    if range.last() == Iova(u64::MAX) || flags & !(READ | WRITE) != 0 {
         return Err(Errno::INVAL);
     }
     device.dma_map(DmaMap {
-        iova,
-        size,
+        range,
         readable: flags & READ != 0,
         writable: flags & WRITE != 0,
         memory: lent_memory(map, request.descriptors)?,
@@ -117,23 +118,20 @@ fn check_memory(memory: &OwnedFd) -> Result<(), Errno> {
 fn dma_unmap<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
     let (unmap, _) = parse::<wire::DmaUnmap>(payload)?;
     check_argsz::<wire::DmaUnmap>(unmap.argsz)?;
-    device.dma_unmap(unmapped_span(unmap)?)?;
+    device.dma_unmap(unmapped_range(unmap)?)?;
     Ok(unmap.as_bytes().to_vec().into())
 }
 
-fn unmapped_span(unmap: &wire::DmaUnmap) -> Result<DmaSpan, Errno> {
+fn unmapped_range(unmap: &wire::DmaUnmap) -> Result<Range<Iova>, Errno> {
     use wire::dma_unmap::{ALL, GET_DIRTY_BITMAP};
     match (unmap.flags.get(), unmap.iova.get(), unmap.size.get()) {
-        (ALL, 0, 0) => Ok(DmaSpan {
-            iova: 0,
-            last: u64::MAX,
-        }),
-        (0, iova, 1..) => {
-            // iova + size would be 2^64 for a span that reaches the end of the address space.
-            let last = iova.checked_add(unmap.size.get() - 1).ok_or(Errno::INVAL)?;
-            Ok(DmaSpan { iova, last })
-        }
+        (ALL, 0, 0) => Ok(Range::all()),
+        (0, ..) => range(unmap.iova, unmap.size),
         (flags, ..) if flags & GET_DIRTY_BITMAP != 0 => Err(Errno::NOTSUP),
         _ => Err(Errno::INVAL),
     }
+}
+
+fn range(iova: U64, size: U64) -> Result<Range<Iova>, Errno> {
+    Range::new(Iova(iova.get()), size.get()).ok_or(Errno::INVAL)
 }

@@ -65,7 +65,7 @@ mod writer;
 pub use call::{Data, DmaRequest};
 pub use client::Client;
 pub use device::{
-    CONFIG_REGION, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
+    CONFIG_REGION, Device, DeviceInfo, DmaMap, Irq, IrqAction, Region, RegionMapping,
 };
 pub use framing::{Deframer, Descriptors, FramingError, Message, Payload};
 pub use listener::{ListenError, Listener};

@@ -32,7 +32,7 @@ pub(crate) fn check_written(chunk: &Chunk, reply: &Reply) -> Result<(), RequestE
 }
 
 fn describes(access: &DmaAccess, chunk: &Chunk) -> bool {
-    access.address.get() == chunk.address && access.count.get() == chunk.length
+    access.address.get() == chunk.address.0 && access.count.get() == chunk.length
 }
 
 fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use peerbar_endpoint::{Endpoint, Running};
-use peerbar_pci::Function;
-use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
+use peerbar_pci::{Function, Iova, Range};
+use peerbar_vfio_user::{Device, DmaMap, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
@@ -54,8 +54,7 @@ impl<F: Function> LocalDevice<F> {
     pub fn map(&self, (iova, size): (u64, u64), writable: bool, (file, offset): (&File, u64)) {
         let fd = file.try_clone().unwrap().into();
         let map = DmaMap {
-            iova,
-            size,
+            range: Range::new(Iova(iova), size).unwrap(),
             readable: true,
             writable,
             memory: Some((fd, offset)),
@@ -65,8 +64,8 @@ impl<F: Function> LocalDevice<F> {
 
     /// Takes memory back.
     pub fn unmap(&self, iova: u64, size: u64) {
-        let last = iova + (size - 1);
-        self.endpoint().dma_unmap(DmaSpan { iova, last }).unwrap();
+        let range = Range::new(Iova(iova), size).unwrap();
+        self.endpoint().dma_unmap(range).unwrap();
     }
 
     /// Returns the memory of a region that can be mapped.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use peerbar_pci::{Iova, Range};
+
 use crate::buffer::Buffer;
 use crate::client::PROBE;
 use crate::error::DmaError;
@@ -19,7 +21,12 @@ const LEARNING_STEP: Duration = Duration::from_millis(10);
 
 impl Requester {
     /// Reads `data.len()` bytes at `address`.
-    pub fn read(&self, tag: impl Into<Tag>, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+    pub fn read(
+        &self,
+        tag: impl Into<Tag>,
+        address: Iova,
+        data: &mut [u8],
+    ) -> Result<(), DmaError> {
         self.access(tag, address, Buffer::Read(data))
     }
 
@@ -28,14 +35,14 @@ impl Requester {
     pub fn gather(
         &self,
         tag: impl Into<Tag>,
-        list: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (Iova, usize)>,
         data: &mut [u8],
     ) -> Result<(), DmaError> {
         Transfer::new(self, tag.into()).run(list, Buffer::Read(data))
     }
 
     /// Writes `data` at `address`.
-    pub fn write(&self, tag: impl Into<Tag>, address: u64, data: &[u8]) -> Result<(), DmaError> {
+    pub fn write(&self, tag: impl Into<Tag>, address: Iova, data: &[u8]) -> Result<(), DmaError> {
         self.access(tag, address, Buffer::Write(data))
     }
 
@@ -44,7 +51,7 @@ impl Requester {
     pub fn scatter(
         &self,
         tag: impl Into<Tag>,
-        list: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (Iova, usize)>,
         data: &[u8],
     ) -> Result<(), DmaError> {
         Transfer::new(self, tag.into()).run(list, Buffer::Write(data))
@@ -54,7 +61,7 @@ impl Requester {
     pub fn access(
         &self,
         tag: impl Into<Tag>,
-        address: u64,
+        address: Iova,
         data: Buffer<'_>,
     ) -> Result<(), DmaError> {
         Transfer::new(self, tag.into()).run([(address, data.len())], data)
@@ -93,9 +100,9 @@ impl Requester {
     /// Presents an errant request at `address` to the client, if the address is unmapped, so that
     /// the guest's IOMMU driver logs it. The client is asked to read a few bytes, which changes
     /// nothing.
-    pub(super) fn show(&self, address: u64) {
+    pub(super) fn show(&self, address: Iova) {
         let mut probe = [0; PROBE];
-        let len = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
+        let len = Range::all().clip(address, PROBE);
         let probe = Buffer::Read(&mut probe).take(len);
         let may_go_on = || self.may_request();
         let target = self
@@ -104,7 +111,7 @@ impl Requester {
             .target;
         if matches!(target, Target::Unmapped) && self.client.ask(address, probe, &may_go_on).is_ok()
         {
-            log::debug!("{address:#x}: only the client knows this memory");
+            log::debug!("{address}: only the client knows this memory");
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
 use peerbar_flight::{Event, WindowId};
+use peerbar_pci::Range;
 
-use crate::address::AddressRange;
 use crate::link::Link;
 use crate::reader_lock::WriteGuard;
 use crate::recording;
@@ -52,7 +52,7 @@ impl Requester {
         }
         drop(routes);
         if !on {
-            self.wait_for_transfers(&[AddressRange::ALL]);
+            self.wait_for_transfers(&[Range::all()]);
         }
     }
 
@@ -67,7 +67,7 @@ impl Requester {
         let mut routes = self.change();
         routes.halted = true;
         self.ledger.note(|| Event::Reset(true));
-        self.drain(vec![AddressRange::ALL])
+        self.drain(vec![Range::all()])
     }
 
     /// Ends a [`Requester::halt`], once nothing from before the reset is left.
@@ -77,14 +77,12 @@ impl Requester {
         self.ledger.note(|| Event::Reset(false));
     }
 
-    /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is
-    /// empty or wraps around is closed. No request uses the previous window once the returned
-    /// [`Drain`] is dropped.
+    /// Opens, moves or (with `None`) closes one of the function's own windows. No request uses the
+    /// previous window once the returned [`Drain`] is dropped.
     pub fn set_window(&self, id: WindowId, window: Option<OwnWindow>) -> Drain<'_> {
-        let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
-        let new = window.as_ref().map(OwnWindow::addresses);
+        let new = window.as_ref().map(|window| window.range);
         let mut routes = self.change();
-        let old = routes.windows.get(&id).map(OwnWindow::addresses);
+        let old = routes.windows.get(&id).map(|window| window.range);
         let met: Vec<_> = [old, new].into_iter().flatten().collect();
         if old != new {
             self.ledger.note(|| recording::window(id, window.as_ref()));

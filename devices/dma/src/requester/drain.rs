@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use crate::address::AddressRange;
+use peerbar_pci::{BusAddress, Range};
+
 use crate::switch_limits::CLOSING_TIME_OUT;
 
 use super::Requester;
@@ -14,10 +15,10 @@ use super::Requester;
 pub struct Drain<'a> {
     requester: &'a Requester,
     /// The ranges that were taken away.
-    pub(super) ranges: Vec<AddressRange>,
+    pub(super) ranges: Vec<Range<BusAddress>>,
     /// Waits for the transfers: without limit, or for peers' windows only for as long as their
     /// owners wait.
-    wait: fn(&Requester, &[AddressRange]),
+    wait: fn(&Requester, &[Range<BusAddress>]),
 }
 
 impl Drop for Drain<'_> {
@@ -29,7 +30,7 @@ impl Drop for Drain<'_> {
 impl Requester {
     /// May be called before or after the release of the lock under which these addresses were taken
     /// away.
-    pub(super) fn drain(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
+    pub(super) fn drain(&self, ranges: Vec<Range<BusAddress>>) -> Drain<'_> {
         Drain {
             requester: self,
             ranges,
@@ -38,7 +39,7 @@ impl Requester {
     }
 
     /// Returns the same, for peers' windows.
-    pub(super) fn drain_peers(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
+    pub(super) fn drain_peers(&self, ranges: Vec<Range<BusAddress>>) -> Drain<'_> {
         Drain {
             requester: self,
             ranges,
@@ -48,7 +49,7 @@ impl Requester {
 
     /// Waits until no transfer that has begun by now uses these addresses. Must not be called with
     /// a lock held that such transfers need to finish.
-    pub(crate) fn wait_for_transfers(&self, ranges: &[AddressRange]) {
+    pub(crate) fn wait_for_transfers(&self, ranges: &[Range<BusAddress>]) {
         let lent = || {
             let mut mapped = self.client_memory.lock().mapped();
             mapped.extend(self.peer_memory.lock().mapped());
@@ -63,7 +64,7 @@ impl Requester {
     /// Like [`Requester::wait_for_transfers`], for peers' windows: at most 250 ms, since the owner
     /// of a window waits no longer, and a second for many in a row. The window's lease has ended,
     /// so later transfers fail.
-    fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
+    fn wait_for_peers_transfers(&self, ranges: &[Range<BusAddress>]) {
         let began = Instant::now();
         let left = self.peer_wait_budget.left(began).min(CLOSING_TIME_OUT);
         for range in ranges {

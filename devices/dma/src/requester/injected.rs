@@ -8,6 +8,7 @@ use peerbar_dma_log::counter_file::DeviceEvent;
 use peerbar_dma_log::{Origin, Route};
 use peerbar_fault::{Action, AddError, Faults, Fired, Kind, Rule, Segment};
 use peerbar_flight::{Event, Injection};
+use peerbar_pci::{Iova, Range};
 
 use crate::buffer::Buffer;
 use crate::clock::nanos;
@@ -77,12 +78,12 @@ impl Requester {
     /// Returns the fault that a rule injects into the first segment of a request. A delay is spent
     /// in here.
     #[inline]
-    pub(super) fn injected(&self, tag: Tag, address: u64, buffer: &Buffer<'_>) -> Option<Action> {
+    pub(super) fn injected(&self, tag: Tag, address: Iova, buffer: &Buffer<'_>) -> Option<Action> {
         self.injects()
             .then(|| self.find_injected(tag, address, buffer))?
     }
 
-    fn find_injected(&self, tag: Tag, address: u64, buffer: &Buffer<'_>) -> Option<Action> {
+    fn find_injected(&self, tag: Tag, address: Iova, buffer: &Buffer<'_>) -> Option<Action> {
         let direction = buffer.direction();
         let segment = self.route_table().route(address, buffer.len(), direction);
         let (route, _) = segment.target.route_and_completer();
@@ -96,7 +97,7 @@ impl Requester {
             purpose: tag.purpose,
             direction,
             route,
-            address,
+            address: address.0,
             len: segment.len as u64,
         })?;
         self.note_injected(tag.origin, &fired);
@@ -112,11 +113,11 @@ impl Requester {
 
     /// Injects a rule's fault into a mapping. A delay is spent in here. Returns an error if the
     /// mapping must fail.
-    pub(super) fn injects_into_mapping(&self, iova: u64, size: u64) -> Result<(), MapError> {
+    pub(super) fn injects_into_mapping(&self, range: Range<Iova>) -> Result<(), MapError> {
         if !self.faults().is_armed(Kind::Mapping) {
             return Ok(());
         }
-        let Some(fired) = self.faults().mapping(iova, size) else {
+        let Some(fired) = self.faults().mapping(range.first().0, range.size()) else {
             return Ok(());
         };
         self.note_injected(Origin::Device, &fired);
@@ -148,7 +149,7 @@ impl Transfer<'_, '_> {
         fault: Action,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
-        address: u64,
+        address: Iova,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
         match (fault, part) {

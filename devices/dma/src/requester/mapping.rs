@@ -4,9 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use log::Level;
-use peerbar_flight::{self as flight, Event, FileSpan};
+use peerbar_flight::{self as flight, FileSpan};
+use peerbar_pci::{Iova, Range};
 
-use crate::address::AddressRange;
 use crate::lent_file::LentFile;
 use crate::map::{Backing, MapError};
 use crate::map_access::MapAccess;
@@ -17,18 +17,17 @@ use super::Requester;
 use super::changes::Change;
 
 impl Requester {
-    /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and
-    /// an offset in it) or, without it, over a device. Memory that cannot be mapped here is reached
+    /// Adds a mapping, over memory that the client lent (a descriptor and an offset in it) or,
+    /// without it, over a device. Memory that cannot be mapped here is reached
     /// through the client. Fails if the client lends too much ([`MapError::TooMuch`]), or the file
     /// ends before the mapping does ([`MapError::PastFile`]).
     pub fn map(
         &self,
-        iova: u64,
-        size: u64,
+        range: Range<Iova>,
         access: MapAccess,
         memory: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
-        self.injects_into_mapping(iova, size)?;
+        self.injects_into_mapping(range)?;
         let memory = memory.map(|(fd, offset)| (LentFile::new(fd), offset));
         let span = memory.as_ref().map(|(file, offset)| FileSpan {
             device: file.device(),
@@ -37,7 +36,7 @@ impl Requester {
         });
         let backing = match memory {
             None => Backing::Device,
-            Some((file, offset)) => self.lent(file, offset, (iova, size))?,
+            Some((file, offset)) => self.lent(file, offset, range)?,
         };
         let recorded = match (span, &backing) {
             (Some(span), Backing::Ram(_)) => flight::Backing::Ram(span),
@@ -45,32 +44,26 @@ impl Requester {
             (None, _) => flight::Backing::Device,
         };
         let mut routes = self.change();
-        routes.map.map(iova, size, access, backing)?;
-        self.ledger
-            .note(|| recording::map((iova, size), access, recorded));
+        routes.map.map(range, access, backing)?;
+        self.ledger.note(|| recording::map(range, access, recorded));
         Ok(())
     }
 
-    /// Returns the backing of a mapping of `size` bytes at `iova` for which the client lends
-    /// memory.
-    fn lent(
-        &self,
-        file: LentFile,
-        offset: u64,
-        (iova, size): (u64, u64),
-    ) -> Result<Backing, MapError> {
+    /// Returns the backing of a mapping for which the client lends memory.
+    fn lent(&self, file: LentFile, offset: u64, range: Range<Iova>) -> Result<Backing, MapError> {
         let is_regular = file.is_regular();
+        let (iova, size) = (range.first(), range.size());
         match self.client_memory.lock().span(file, offset, size) {
             Ok(span) => Ok(Backing::Ram(span)),
             Err(error @ MemoryError::OutOfRange { .. }) if is_regular => {
                 log::warn!(
-                    "mapping {iova:#x}+{size:#x} is refused: {error}; \
+                    "mapping {iova}+{size:#x} is refused: {error}; \
                      have the client lend one file for all of it, as SPDK's tools do with -g"
                 );
-                Err(MapError::PastFile { iova, size })
+                Err(MapError::PastFile(range))
             }
             Err(error @ MemoryError::TooMuch { .. }) => {
-                log::warn!("mapping {iova:#x}+{size:#x} is refused: {error}");
+                log::warn!("mapping {iova}+{size:#x} is refused: {error}");
                 Err(MapError::TooMuch)
             }
             Err(error) => {
@@ -78,44 +71,42 @@ impl Requester {
                 let level = if again { Level::Debug } else { Level::Warn };
                 log::log!(
                     level,
-                    "mapping {iova:#x}+{size:#x} is reached by messages, slowly: {error}"
+                    "mapping {iova}+{size:#x} is reached by messages, slowly: {error}"
                 );
                 Ok(Backing::RemoteRam)
             }
         }
     }
 
-    /// Removes the span from `iova` to `last` (inclusive) from the map. Once this returns, no DMA
-    /// touches it.
-    pub fn unmap(&self, iova: u64, last: u64) {
-        self.take_out(self.change(), iova, last);
+    /// Removes the range from the map. Once this returns, no DMA touches it.
+    pub fn unmap(&self, range: Range<Iova>) {
+        self.take_out(self.change(), range);
     }
 
     /// Like [`Self::unmap`], for a client: fails, and changes nothing, if it would leave more
     /// mappings than a client may have.
-    pub fn try_unmap(&self, iova: u64, last: u64) -> Result<(), MapError> {
+    pub fn try_unmap(&self, range: Range<Iova>) -> Result<(), MapError> {
         let routes = self.change();
-        routes.map.check_unmap(iova, last)?;
-        self.take_out(routes, iova, last);
+        routes.map.check_unmap(range)?;
+        self.take_out(routes, range);
         Ok(())
     }
 
-    fn take_out(&self, mut routes: Change<'_>, iova: u64, last: u64) {
-        routes.map.unmap(iova, last);
-        if routes.atc().invalidate(iova, last) {
+    fn take_out(&self, mut routes: Change<'_>, range: Range<Iova>) {
+        routes.map.unmap(range);
+        if routes.atc().invalidate(range) {
             self.share_ats(&routes);
         }
-        let range = AddressRange { first: iova, last };
-        if self.pins.meet(range) {
+        if self.pins.meet(range.on_bus()) {
             // Recorded after the transfers that still use this mapping.
             drop(routes);
-            self.wait_for_transfers(&[range]);
+            self.wait_for_transfers(&[range.on_bus()]);
         }
-        self.ledger.note(|| Event::Unmap { iova, last });
+        self.ledger.note(|| recording::unmap(range));
     }
 
     /// Forgets every mapping.
     pub fn unmap_all(&self) {
-        self.unmap(0, u64::MAX);
+        self.unmap(Range::all());
     }
 }

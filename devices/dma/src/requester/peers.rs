@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::address::AddressRange;
+use peerbar_pci::{BusAddress, Range};
+
 use crate::lease::{Lease, PeerLeases};
 use crate::lent_file::LentFile;
 use crate::link::{LONGEST_METERS, Link, METERS};
@@ -109,7 +110,7 @@ impl Requester {
     }
 
     /// Returns the addresses of the former windows.
-    fn forget_peers(&self, routes: &mut RouteTable) -> Vec<AddressRange> {
+    fn forget_peers(&self, routes: &mut RouteTable) -> Vec<Range<BusAddress>> {
         if let Some(changes) = routes.changes.take() {
             changes.end();
         }

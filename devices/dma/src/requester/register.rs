@@ -3,6 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use peerbar_dma_log::{Direction, Origin, Purpose};
+use peerbar_pci::Iova;
 
 use crate::error::{DmaError, DmaFault};
 use crate::register_value::RegisterValue;
@@ -25,12 +26,12 @@ impl Requester {
     pub fn write_register(
         &self,
         origin: Origin,
-        address: u64,
+        address: Iova,
         value: RegisterValue,
     ) -> Result<(), DmaError> {
         let tag = Tag::new(Purpose::Register, origin);
         let (bytes, len) = (value.bytes(), value.len());
-        if address % len as u64 != 0 {
+        if !address.is_aligned(len as u64) {
             let refused = SegmentResult::refused(DmaFault::Unaligned);
             let segment = DmaSegment {
                 address,

@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use peerbar_dma_log::{Completer, Direction, DmaKind, Origin, Purpose, Route};
+use peerbar_pci::BusAddress;
 
 use super::transfer::LINK_WAIT;
 use super::*;
 use crate::MemoryFile;
-use crate::address::AddressRange;
 use crate::buffer::Buffer;
 use crate::client::PROBE;
 use crate::counters::Count;
@@ -52,7 +52,7 @@ impl Client {
 
 impl Client {
     fn one(&self, ask: &mut UpstreamRequest<'_>) -> Result<(), UpstreamError> {
-        let range = self.span(ask.address, ask.data.len())?;
+        let range = self.span(ask.address.0, ask.data.len())?;
         let memory = &mut self.memory.lock()[range];
         match &mut ask.data {
             Buffer::Read(data) => data.copy_from_slice(memory),
@@ -76,6 +76,10 @@ impl Upstream for Client {
     }
 }
 
+fn iovas(first: u64, size: u64) -> Range<Iova> {
+    Range::new(Iova(first), size).unwrap()
+}
+
 /// RAM at 0x1000..0x3000, the client's device at 0x8000..0x9000, own memory at 0x9000..0xa000.
 fn requester() -> (Requester, Arc<Client>) {
     let requester = Requester::new();
@@ -87,10 +91,10 @@ fn requester() -> (Requester, Arc<Client>) {
     let ram = MemoryFile::create("ram", 0x2000).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     requester
-        .map(0x1000, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)))
+        .map(iovas(0x1000, 0x2000), MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
     requester
-        .map(0x8000, 0x1000, MapAccess::READ_WRITE, None)
+        .map(iovas(0x8000, 0x1000), MapAccess::READ_WRITE, None)
         .unwrap();
     let own = Span {
         file: Arc::new(MemoryFile::create("own", 0x1000).unwrap()),
@@ -99,8 +103,7 @@ fn requester() -> (Requester, Arc<Client>) {
     requester.set_window(
         WindowId::Cmb,
         Some(OwnWindow {
-            address: 0x9000,
-            size: 0x1000,
+            range: Range::new(BusAddress(0x9000), 0x1000).unwrap(),
             memory: OwnWindowMemory::Span(own),
         }),
     );
@@ -127,7 +130,7 @@ fn count(requester: &Requester, route: Route, completer: Completer, direction: D
 fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
     DmaError {
         origin: Origin::Device,
-        address,
+        address: Iova(address),
         len,
         cause,
     }
@@ -139,13 +142,13 @@ fn entries_for_the_client_are_sent_to_it_together() {
     let mut session = Session::new(Arc::new(requester));
     let entries: Vec<u8> = (0..64).collect();
     session
-        .write_entries(Purpose::Completion, 0x8010, &entries, 16)
+        .write_entries(Purpose::Completion, Iova(0x8010), &entries, 16)
         .unwrap();
     let asked: Vec<_> = (0x8010..0x8050).step_by(16).map(|at| (at, 16)).collect();
     assert_eq!(*client.asked.lock(), asked, "each as a whole");
     assert_eq!(client.calls.load(Relaxed), 1);
     assert_eq!(client.memory.lock()[0x10..0x50], entries);
-    let refused = session.write_entries(Purpose::Completion, 0x7ff0, &[0xff; 32], 16);
+    let refused = session.write_entries(Purpose::Completion, Iova(0x7ff0), &[0xff; 32], 16);
     assert!(refused.is_err(), "the first one has no memory");
     assert_eq!(
         client.memory.lock()[..0x10],
@@ -164,10 +167,10 @@ fn each_route_moves_bytes_and_counts_its_completer() {
     ] {
         let mut back = [0; 100];
         requester
-            .write(Purpose::Payload, address, &[7; 100])
+            .write(Purpose::Payload, Iova(address), &[7; 100])
             .unwrap();
         requester
-            .read(Purpose::Payload, address, &mut back)
+            .read(Purpose::Payload, Iova(address), &mut back)
             .unwrap();
         assert_eq!(back, [7; 100]);
         let once = Count {
@@ -184,9 +187,13 @@ fn each_route_moves_bytes_and_counts_its_completer() {
 fn range_over_several_targets_is_split_into_segments() {
     let (requester, _) = requester();
     let data: Vec<u8> = (0..0x200u16).map(|i| i.to_le_bytes()[0]).collect();
-    requester.write(Purpose::Payload, 0x8f00, &data).unwrap();
+    requester
+        .write(Purpose::Payload, Iova(0x8f00), &data)
+        .unwrap();
     let mut back = vec![0; data.len()];
-    requester.read(Purpose::Payload, 0x8f00, &mut back).unwrap();
+    requester
+        .read(Purpose::Payload, Iova(0x8f00), &mut back)
+        .unwrap();
     assert_eq!(back, data);
     let half = Count {
         requests: 1,
@@ -217,7 +224,7 @@ fn range_over_several_targets_is_split_into_segments() {
 fn unmapped_address_is_probed_at_the_client_and_fails() {
     let (requester, client) = requester();
     let error = requester
-        .write(Purpose::Payload, 0x5000, &[0; 0x1000])
+        .write(Purpose::Payload, Iova(0x5000), &[0; 0x1000])
         .unwrap_err();
     assert_eq!(
         error,
@@ -248,10 +255,12 @@ fn unmapped_address_is_probed_at_the_client_and_fails() {
 fn a_failure_names_the_command_that_asked_for_it() {
     let (requester, _) = requester();
     let tag = Tag::new(Purpose::Payload, Origin::command(3, 17u16));
-    let error = requester.read(tag, 0x2ff0, &mut [0; 0x20]).unwrap_err();
+    let error = requester
+        .read(tag, Iova(0x2ff0), &mut [0; 0x20])
+        .unwrap_err();
     assert_eq!(
         (error.origin, error.address, error.len),
-        (tag.origin, 0x3000, 0x10)
+        (tag.origin, Iova(0x3000), 0x10)
     );
     assert_eq!(
         error.to_string(),
@@ -262,8 +271,10 @@ fn a_failure_names_the_command_that_asked_for_it() {
 #[test]
 fn client_access_to_unmapped_address_has_unknown_completer() {
     let (requester, _) = requester();
-    requester.unmap(0x8000, 0x8fff);
-    requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
+    requester.unmap(Range::from_bounds(Iova(0x8000), Iova(0x8fff)).unwrap());
+    requester
+        .write(Purpose::Payload, Iova(0x8000), &[1; 64])
+        .unwrap();
     let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
     assert_eq!(of(Completer::Unknown).bytes, 64);
     assert_eq!(of(Completer::PeerBar), Count::default());
@@ -272,19 +283,19 @@ fn client_access_to_unmapped_address_has_unknown_completer() {
 #[test]
 fn only_an_aligned_word_that_is_read_is_asked_whole() {
     let (requester, client) = requester();
-    requester.unmap(0x8000, 0x8fff);
+    requester.unmap(Range::from_bounds(Iova(0x8000), Iova(0x8fff)).unwrap());
     for (address, asked) in [
         (0x8010, &[(0x8010, 8)][..]),
         (0x8014, &[(0x8014, PROBE), (0x8018, PROBE)][..]),
     ] {
         let mut word = [0; 8];
         requester
-            .read(Purpose::Payload, address, &mut word)
+            .read(Purpose::Payload, Iova(address), &mut word)
             .unwrap();
         assert_eq!(std::mem::take(&mut *client.asked.lock()), asked);
     }
     requester
-        .write(Purpose::Completion, 0x8010, &[1; 8])
+        .write(Purpose::Completion, Iova(0x8010), &[1; 8])
         .unwrap();
     assert_eq!(
         *client.asked.lock(),
@@ -296,19 +307,19 @@ fn only_an_aligned_word_that_is_read_is_asked_whole() {
 #[test]
 fn forbidden_write_fails_even_if_the_client_swallows_it() {
     let (requester, client) = requester();
-    requester.unmap(0x8000, 0x8fff);
+    requester.unmap(Range::from_bounds(Iova(0x8000), Iova(0x8fff)).unwrap());
     requester
-        .map(0x8000, 0x1000, MapAccess::READ_ONLY, None)
+        .map(iovas(0x8000, 0x1000), MapAccess::READ_ONLY, None)
         .unwrap();
     let error = requester
-        .write(Purpose::Payload, 0x8000, &[1; 64])
+        .write(Purpose::Payload, Iova(0x8000), &[1; 64])
         .unwrap_err();
     assert_eq!(error, failed(0x8000, 64, DmaFault::Forbidden));
     assert_eq!(*client.asked.lock(), [(0x8000, PROBE)]);
     let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
     assert_eq!(of(Completer::None).failures, 1);
     requester
-        .read(Purpose::Payload, 0x8000, &mut [0; 8])
+        .read(Purpose::Payload, Iova(0x8000), &mut [0; 8])
         .unwrap();
 }
 
@@ -321,7 +332,7 @@ struct Resetting {
 impl Upstream for Resetting {
     fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], may_go_on: &dyn Fn() -> bool) {
         for ask in requests.iter_mut().take_while(|_| may_go_on()) {
-            let extent = (ask.address, ask.data.len());
+            let extent = (ask.address.0, ask.data.len());
             self.asked.lock().push(extent);
             self.requester.upgrade().unwrap().halt();
             ask.outcome = Some(Ok(()));
@@ -333,13 +344,19 @@ impl Upstream for Resetting {
 fn reset_during_a_transfer_stops_requests_to_the_client() {
     let (mapped, unmapped) = (0x8000_0000, 0xf000_0000);
     for (list, first) in [
-        ([(mapped, 0x1000), (mapped + 0x2000, 0x1000)], 0x1000),
-        ([(unmapped, 0x1000), (unmapped + 0x2000, 0x1000)], PROBE),
+        (
+            [(Iova(mapped), 0x1000), (Iova(mapped + 0x2000), 0x1000)],
+            0x1000,
+        ),
+        (
+            [(Iova(unmapped), 0x1000), (Iova(unmapped + 0x2000), 0x1000)],
+            PROBE,
+        ),
     ] {
         let requester = Arc::new(Requester::new());
         requester.set_bus_master(true);
         requester
-            .map(mapped, 1 << 20, MapAccess::READ_WRITE, None)
+            .map(iovas(mapped, 1 << 20), MapAccess::READ_WRITE, None)
             .unwrap();
         let client = Arc::new(Resetting {
             requester: Arc::downgrade(&requester),
@@ -351,14 +368,19 @@ fn reset_during_a_transfer_stops_requests_to_the_client() {
             outcome.map_err(|error| error.cause),
             Err(DmaFault::NotMaster)
         );
-        assert_eq!(*client.asked.lock(), [(list[0].0, first)]);
+        assert_eq!(*client.asked.lock(), [(list[0].0.0, first)]);
     }
 }
 
 #[test]
 fn all_pieces_of_a_request_are_asked_of_the_client_together() {
     let (requester, client) = requester();
-    let list = [(0x8000, 8), (0x1000, 8), (0x8800, 8), (0x8100, 8)];
+    let list = [
+        (Iova(0x8000), 8),
+        (Iova(0x1000), 8),
+        (Iova(0x8800), 8),
+        (Iova(0x8100), 8),
+    ];
     let data: Vec<u8> = (0..32).collect();
     requester.scatter(Purpose::Payload, list, &data).unwrap();
     let mut back = [0; 32];
@@ -375,9 +397,9 @@ fn all_pieces_of_a_request_are_asked_of_the_client_together() {
 fn request_reports_its_first_failure_and_counts_the_rest() {
     let (requester, _) = requester();
     requester
-        .map(0xb000, 0x1000, MapAccess::READ_WRITE, None)
+        .map(iovas(0xb000, 0x1000), MapAccess::READ_WRITE, None)
         .unwrap();
-    let list = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
+    let list = [(Iova(0x8000), 8), (Iova(0xb000), 8), (Iova(0x8100), 8)];
     let refused = DmaFault::Upstream(UpstreamError::Refused(19));
     let error = requester.scatter(Purpose::Payload, list, &[0; 24]);
     assert_eq!(error, Err(failed(0xb000, 8, refused)));
@@ -385,12 +407,11 @@ fn request_reports_its_first_failure_and_counts_the_rest() {
     requester.set_window(
         WindowId::Bar(0),
         Some(OwnWindow {
-            address: 0xd000,
-            size: 0x1000,
+            range: Range::new(BusAddress(0xd000), 0x1000).unwrap(),
             memory: OwnWindowMemory::Registers,
         }),
     );
-    let list = [(0x8000, 8), (0xd000, 8), (0xb000, 8)];
+    let list = [(Iova(0x8000), 8), (Iova(0xd000), 8), (Iova(0xb000), 8)];
     let error = requester.scatter(Purpose::Payload, list, &[0; 24]);
     assert_eq!(error, Err(failed(0xd000, 8, DmaFault::OwnRegisters)));
     let upstream = |completer| {
@@ -406,7 +427,7 @@ fn without_a_client_what_needs_it_fails() {
     let (requester, _) = requester();
     requester.set_upstream(None);
     let error = requester
-        .read(Purpose::Payload, 0x8000, &mut [0; 8])
+        .read(Purpose::Payload, Iova(0x8000), &mut [0; 8])
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::Upstream(UpstreamError::Gone));
 }
@@ -418,16 +439,15 @@ fn window_of_pages_refuses_a_missing_page() {
     let table = Arc::new(PageTable::new(file.clone(), 2, 0x1000));
     table.set(0, Some(0x3000)).unwrap();
     let window = OwnWindow {
-        address: 0x1_0000,
-        size: 0x2000,
+        range: Range::new(BusAddress(0x1_0000), 0x2000).unwrap(),
         memory: OwnWindowMemory::Pages(table.clone()),
     };
     requester.set_window(WindowId::Bar(2), Some(window));
     let error = requester
-        .write(Purpose::Payload, 0x1_0f00, &[9; 0x200])
+        .write(Purpose::Payload, Iova(0x1_0f00), &[9; 0x200])
         .unwrap_err();
     assert_eq!(error, failed(0x1_1000, 0x100, DmaFault::NoPage));
-    assert_eq!(error.address, 0x1_1000);
+    assert_eq!(error.address, Iova(0x1_1000));
     let mut back = [0; 0x100];
     file.read(0x3f00, &mut back).unwrap();
     assert_eq!(back, [9; 0x100]);
@@ -436,12 +456,12 @@ fn window_of_pages_refuses_a_missing_page() {
     assert_eq!(of(Route::Refused, Completer::None).failures, 1);
     table.set(1, Some(0)).unwrap();
     requester
-        .write(Purpose::Payload, 0x1_1000, &[9; 8])
+        .write(Purpose::Payload, Iova(0x1_1000), &[9; 8])
         .unwrap();
     table.set(1, None).unwrap();
     assert!(
         requester
-            .read(Purpose::Payload, 0x1_1000, &mut [0; 8])
+            .read(Purpose::Payload, Iova(0x1_1000), &mut [0; 8])
             .is_err()
     );
 }
@@ -452,7 +472,7 @@ fn bus_mastering_off_refuses_and_is_recorded() {
     requester.set_bus_master(false);
     for address in [0x1000, 0x8000, 0x9000] {
         let error = requester
-            .read(Purpose::Payload, address, &mut [0; 8])
+            .read(Purpose::Payload, Iova(address), &mut [0; 8])
             .unwrap_err();
         assert_eq!(error, failed(address, 8, DmaFault::NotMaster));
     }
@@ -468,9 +488,17 @@ fn a_halt_lasts_until_it_is_ended_whatever_the_guest_does() {
     let (requester, _) = requester();
     requester.halt();
     requester.set_bus_master(true);
-    assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
+    assert!(
+        requester
+            .write(Purpose::Payload, Iova(0x1000), &[1])
+            .is_err()
+    );
     requester.resume();
-    assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_ok());
+    assert!(
+        requester
+            .write(Purpose::Payload, Iova(0x1000), &[1])
+            .is_ok()
+    );
 }
 
 #[test]
@@ -479,7 +507,7 @@ fn a_wrapping_range_is_shown_to_the_client_and_refused() {
     for address in [u64::MAX, u64::MAX - 0x7ff] {
         let len = 0x1000;
         let error = requester
-            .write(Purpose::Payload, address, &[1; 0x1000])
+            .write(Purpose::Payload, Iova(address), &[1; 0x1000])
             .unwrap_err();
         assert_eq!(error, failed(address, len, DmaFault::Wraps));
     }
@@ -499,21 +527,25 @@ fn a_wrapping_range_is_shown_to_the_client_and_refused() {
 #[test]
 fn an_empty_range_does_nothing() {
     let (requester, client) = requester();
-    requester.read(Purpose::Payload, 0x5000, &mut []).unwrap();
+    requester
+        .read(Purpose::Payload, Iova(0x5000), &mut [])
+        .unwrap();
     assert!(client.asked.lock().is_empty());
 }
 
 #[test]
 fn memory_that_cannot_be_mapped_is_reached_through_the_client() {
     let (requester, client) = requester();
-    requester.unmap(0x8000, 0x8fff);
+    requester.unmap(Range::from_bounds(Iova(0x8000), Iova(0x8fff)).unwrap());
     let fd = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, 0x1000).unwrap();
     rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
     requester
-        .map(0x8000, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
+        .map(iovas(0x8000, 0x1000), MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
-    requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
+    requester
+        .write(Purpose::Payload, Iova(0x8000), &[1; 64])
+        .unwrap();
     assert_eq!(*client.asked.lock(), [(0x8000, 64)]);
     assert_eq!(
         count(
@@ -530,8 +562,12 @@ fn memory_that_cannot_be_mapped_is_reached_through_the_client() {
 #[test]
 fn an_unmapped_span_is_gone() {
     let (requester, client) = requester();
-    requester.unmap(0, u64::MAX);
-    assert!(requester.write(Purpose::Payload, 0x1000, &[1]).is_err());
+    requester.unmap(Range::from_bounds(Iova(0), Iova(u64::MAX)).unwrap());
+    assert!(
+        requester
+            .write(Purpose::Payload, Iova(0x1000), &[1])
+            .is_err()
+    );
     assert_eq!(*client.asked.lock(), [(0x1000, 1)]);
 }
 
@@ -540,11 +576,11 @@ fn an_unmapped_span_is_gone() {
 struct Registers(Mutex<Vec<(u64, Vec<u8>)>>);
 
 impl Peers for Registers {
-    fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError> {
+    fn access(&self, peer: PeerId, address: BusAddress, data: Buffer<'_>) -> Result<(), PeerError> {
         assert_eq!(peer, PeerId(4));
         match data {
-            Buffer::Write(data) => self.0.lock().push((address, data.to_vec())),
-            Buffer::Read(data) if address < 0x2_0800 => data.fill(7),
+            Buffer::Write(data) => self.0.lock().push((address.0, data.to_vec())),
+            Buffer::Read(data) if address.0 < 0x2_0800 => data.fill(7),
             Buffer::Read(_) => return Err(PeerError::TimedOut),
         }
         Ok(())
@@ -563,8 +599,7 @@ fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>
         .borrow_memory(PeerId(3), fd, (0x1000, 0x1000))
         .unwrap();
     let window = |address, memory| PeerWindow {
-        address,
-        size: 0x1000,
+        range: Range::new(BusAddress(address), 0x1000).unwrap(),
         claim: address,
         memory,
     };
@@ -578,7 +613,7 @@ fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>
 fn a_peer_s_memory_is_met_without_the_client() {
     let (requester, client, _, span) = below_switch(PeerRouting::Route);
     requester
-        .write(Purpose::Payload, 0x1_0ff0, &[5; 16])
+        .write(Purpose::Payload, Iova(0x1_0ff0), &[5; 16])
         .unwrap();
     let mut back = [0; 16];
     span.file.read(0x1ff0, &mut back).unwrap();
@@ -597,16 +632,16 @@ fn a_peer_s_memory_is_met_without_the_client() {
 fn a_peer_s_registers_are_met_by_message() {
     let (requester, client, registers, _) = below_switch(PeerRouting::Route);
     requester
-        .write(Purpose::Payload, 0x2_0004, &[1, 2, 3, 4])
+        .write(Purpose::Payload, Iova(0x2_0004), &[1, 2, 3, 4])
         .unwrap();
     assert_eq!(*registers.0.lock(), [(0x2_0004, vec![1, 2, 3, 4])]);
     let mut data = [0; 4];
     requester
-        .read(Purpose::Payload, 0x2_0000, &mut data)
+        .read(Purpose::Payload, Iova(0x2_0000), &mut data)
         .unwrap();
     assert_eq!(data, [7; 4]);
     let error = requester
-        .read(Purpose::Payload, 0x2_0800, &mut data)
+        .read(Purpose::Payload, Iova(0x2_0800), &mut data)
         .unwrap_err();
     let (address, len, source) = (0x2_0800, 4, PeerError::TimedOut);
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
@@ -620,7 +655,7 @@ fn a_peer_s_registers_are_met_by_message() {
 struct Left(Mutex<usize>);
 
 impl Peers for Left {
-    fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
+    fn access(&self, _: PeerId, _: BusAddress, _: Buffer<'_>) -> Result<(), PeerError> {
         Err(PeerError::Unsupported)
     }
 
@@ -644,8 +679,7 @@ fn below_counting_switch() -> (Arc<Requester>, Arc<Client>, Arc<Left>, ChangeCou
 fn memory_at(address: u64) -> PeerWindow {
     let memory = MemoryFile::create("peer", 0x1000).unwrap();
     PeerWindow {
-        address,
-        size: 0x1000,
+        range: Range::new(BusAddress(address), 0x1000).unwrap(),
         claim: 1,
         memory: PeerMemory::Span(Span {
             file: Arc::new(memory),
@@ -661,7 +695,7 @@ fn request_waits_until_all_changes_of_before_are_known() {
     let changes = requester.route_table().changes.clone().unwrap();
     let writer = {
         let requester = requester.clone();
-        std::thread::spawn(move || requester.write(Purpose::Payload, 0x5_0000, &[3; 4]))
+        std::thread::spawn(move || requester.write(Purpose::Payload, Iova(0x5_0000), &[3; 4]))
     };
     while changes.waits.load(Relaxed) == 0 {
         std::thread::yield_now();
@@ -676,12 +710,13 @@ fn request_waits_until_all_changes_of_before_are_known() {
 fn session_compares_changes_before_each_request() {
     let (requester, _, _, counts) = below_counting_switch();
     let mut session = Session::new(requester.clone());
-    let reaches =
-        |session: &mut Session| session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4));
+    let reaches = |session: &mut Session| {
+        session.reaches(Purpose::Payload, Direction::Read, (Iova(0x1000), 4))
+    };
     let data = MemoryFile::create("data", 0x1000).unwrap();
     let transfer = |session: &mut Session| {
         let there = (&*data, 0);
-        session.transfer(Purpose::Payload, Direction::Read, 0x1000, there, 4)
+        session.transfer(Purpose::Payload, Direction::Read, Iova(0x1000), there, 4)
     };
     assert_eq!(transfer(&mut session), Some(Ok(())));
     counts.set(1).unwrap();
@@ -694,11 +729,13 @@ fn session_compares_changes_before_each_request() {
     assert_eq!(transfer(&mut session), Some(Ok(())));
     assert_eq!(transfer(&mut session), Some(Ok(())));
     let mut word = [0; 4];
-    session.read(Purpose::Command, 0x1000, &mut word).unwrap();
+    session
+        .read(Purpose::Command, Iova(0x1000), &mut word)
+        .unwrap();
     // The next one waits.
     assert!(
         session
-            .pin(Purpose::Payload, Direction::Read, [(0x1000, 4)])
+            .pin(Purpose::Payload, Direction::Read, [(Iova(0x1000), 4)])
             .is_none()
     );
     assert_eq!(transfer(&mut session), None);
@@ -708,7 +745,7 @@ fn session_compares_changes_before_each_request() {
             let mut session = Session::new(requester);
             session.learn();
             session
-                .pin(Purpose::Payload, Direction::Read, [(0x1000, 4)])
+                .pin(Purpose::Payload, Direction::Read, [(Iova(0x1000), 4)])
                 .is_some()
         })
     };
@@ -730,8 +767,10 @@ fn switch_that_does_not_say_what_has_changed_is_lost() {
     assert_eq!(*switch.0.lock(), 1);
     // No further request waits. One to RAM succeeds, one to a peer fails.
     let mut data = [0; 4];
-    requester.read(Purpose::Payload, 0x1000, &mut data).unwrap();
-    let gone = requester.write(Purpose::Payload, 0x5_0000, &[3; 4]);
+    requester
+        .read(Purpose::Payload, Iova(0x1000), &mut data)
+        .unwrap();
+    let gone = requester.write(Purpose::Payload, Iova(0x5_0000), &[3; 4]);
     let gone = gone.map_err(|error| error.cause);
     assert_eq!(gone, Err(DmaFault::Peer(PeerError::Gone)));
     assert!(client.asked.lock().is_empty());
@@ -759,7 +798,9 @@ fn port_that_redirects_requests_waits_for_no_change() {
     counts.set(1).unwrap();
     let changes = requester.route_table().changes.clone().unwrap();
     let mut data = [0; 4];
-    requester.read(Purpose::Payload, 0x1000, &mut data).unwrap();
+    requester
+        .read(Purpose::Payload, Iova(0x1000), &mut data)
+        .unwrap();
     assert_eq!((changes.waits.load(Relaxed), *switch.0.lock()), (0, 0));
 }
 
@@ -780,17 +821,24 @@ fn transfer_to_a_window_that_stays_delays_no_change_of_others() {
     };
     drop(requester.set_peer(PeerId(3), vec![window()]));
     let mut session = Session::new(requester.clone());
-    let list = [(0x5_0000, 8)];
+    let list = [(Iova(0x5_0000), 8)];
     let pinned = session.pin(Purpose::Payload, Direction::Write, list);
     let pinned = pinned.unwrap();
     session.release();
     let drain = requester.set_peer(PeerId(3), vec![window(), memory_at(0x6_0000)]);
-    assert_eq!(drain.ranges, [AddressRange::new(0x6_0000, 0x1000)]);
+    assert_eq!(
+        drain.ranges,
+        [Range::new(BusAddress(0x6_0000), 0x1000).unwrap()]
+    );
     drop(drain);
     // A window that is closed in between is waited for, but not without limit.
     leases.end(2);
     let drain = requester.set_peer(PeerId(3), vec![memory_at(0x6_0000)]);
-    assert!(drain.ranges.contains(&AddressRange::new(0x5_0000, 0x1000)));
+    assert!(
+        drain
+            .ranges
+            .contains(&Range::new(BusAddress(0x5_0000), 0x1000).unwrap())
+    );
     drop(drain);
     assert!(pinned.intact().is_err());
 }
@@ -799,8 +847,8 @@ fn transfer_to_a_window_that_stays_delays_no_change_of_others() {
 struct Resets(Mutex<Vec<(u64, usize)>>, std::sync::Weak<Requester>);
 
 impl Peers for Resets {
-    fn access(&self, _: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError> {
-        self.0.lock().push((address, data.len()));
+    fn access(&self, _: PeerId, address: BusAddress, data: Buffer<'_>) -> Result<(), PeerError> {
+        self.0.lock().push((address.0, data.len()));
         self.1.upgrade().unwrap().set_bus_master(false);
         Ok(())
     }
@@ -813,18 +861,17 @@ fn request_to_a_peer_by_message_ends_with_the_right_to_issue_it() {
     let peer = Arc::new(Resets(Mutex::default(), Arc::downgrade(&requester)));
     requester.set_switch(PeerRouting::Route, peer.clone());
     let window = PeerWindow {
-        address: 0x2_0000,
-        size: 0x2_0000,
+        range: Range::new(BusAddress(0x2_0000), 0x2_0000).unwrap(),
         claim: 0x2_0000,
         memory: PeerMemory::ByMessage,
     };
     requester.set_peer(PeerId(4), vec![window]);
     let mut data = vec![0; 0x1_8000];
-    let read = requester.read(Purpose::Payload, 0x2_0000, &mut data);
+    let read = requester.read(Purpose::Payload, Iova(0x2_0000), &mut data);
     assert_eq!(read.unwrap_err().cause, DmaFault::NotMaster);
     assert_eq!(*peer.0.lock(), [(0x2_0000, 32 << 10)]);
     requester.set_bus_master(true);
-    let one = requester.read(Purpose::Payload, 0x2_0000, &mut data[..64]);
+    let one = requester.read(Purpose::Payload, Iova(0x2_0000), &mut data[..64]);
     assert_eq!(one, Ok(()), "the only step");
 }
 
@@ -845,20 +892,20 @@ fn register_is_written_by_one_access_on_each_route() {
     use RegisterValue::{Quad, Word};
     let (requester, client, registers, span) = below_switch(PeerRouting::Route);
     let write = |address, value| requester.write_register(Origin::Queue(3), address, value);
-    write(0x2_0004, Word(0x0403_0201)).unwrap();
-    write(0x2_0008, Quad(0x0807_0605_0403_0201)).unwrap();
+    write(Iova(0x2_0004), Word(0x0403_0201)).unwrap();
+    write(Iova(0x2_0008), Quad(0x0807_0605_0403_0201)).unwrap();
     let eight: Vec<u8> = (1..=8).collect();
     let noted = registers.0.lock().clone();
     assert_eq!(noted, [(0x2_0004, vec![1, 2, 3, 4]), (0x2_0008, eight)]);
-    write(0x1_0ff8, Word(7)).unwrap();
+    write(Iova(0x1_0ff8), Word(7)).unwrap();
     assert_eq!(span.file.load(0x1ff8).unwrap(), 7);
     let below = (Route::Peer, Completer::PeerBar);
     assert_eq!(register_writes(&requester, below), (3, 0));
-    write(0x8010, Quad(u64::MAX)).unwrap();
+    write(Iova(0x8010), Quad(u64::MAX)).unwrap();
     let mapped = (Route::Upstream, Completer::PeerBar);
     assert_eq!(register_writes(&requester, mapped), (1, 0));
-    requester.unmap(0x8000, 0x8fff);
-    write(0x8018, Quad(u64::MAX)).unwrap();
+    requester.unmap(Range::from_bounds(Iova(0x8000), Iova(0x8fff)).unwrap());
+    write(Iova(0x8018), Quad(u64::MAX)).unwrap();
     let unmapped = (Route::Upstream, Completer::Unknown);
     assert_eq!(register_writes(&requester, unmapped), (1, 0));
     assert_eq!(*client.asked.lock(), [(0x8010, 8), (0x8018, 8)]);
@@ -873,7 +920,7 @@ fn unaligned_register_is_refused_and_not_written() {
         (u64::MAX, RegisterValue::Word(1)),
     ];
     for (address, value) in unaligned {
-        let error = requester.write_register(Origin::Device, address, value);
+        let error = requester.write_register(Origin::Device, Iova(address), value);
         assert_eq!(error.unwrap_err().cause, DmaFault::Unaligned);
     }
     let refused = (Route::Refused, Completer::None);
@@ -898,7 +945,7 @@ fn register_write_of_each_link_mode_is_counted_by_its_fate() {
         (PeerRouting::Drop, Ok(()), true),
     ] {
         let (requester, _, registers, _) = below_switch(routing);
-        let written = requester.write_register(Origin::Device, 0x2_0004, value);
+        let written = requester.write_register(Origin::Device, Iova(0x2_0004), value);
         assert_eq!(written.map_err(|error| error.cause), fate, "{routing:?}");
         let counts = register_writes(&requester, (Route::Refused, Completer::None));
         assert_eq!(counts, (u64::from(is_lost), u64::from(!is_lost)));
@@ -911,7 +958,7 @@ fn register_write_without_bus_mastering_goes_nowhere() {
     let (requester, client, registers, _) = below_switch(PeerRouting::Route);
     requester.set_bus_master(false);
     for address in [0x2_0004, 0x8010] {
-        let error = requester.write_register(Origin::Device, address, RegisterValue::Word(1));
+        let error = requester.write_register(Origin::Device, Iova(address), RegisterValue::Word(1));
         assert_eq!(error.unwrap_err().cause, DmaFault::NotMaster);
     }
     assert!(registers.0.lock().is_empty() && client.asked.lock().is_empty());
@@ -922,13 +969,13 @@ fn withdrawn_peer_is_no_peer_and_vanished_one_fails() {
     let (requester, client, ..) = below_switch(PeerRouting::Route);
     requester.set_peer(PeerId(3), Vec::new());
     let error = requester
-        .write(Purpose::Payload, 0x1_0000, &[1])
+        .write(Purpose::Payload, Iova(0x1_0000), &[1])
         .unwrap_err();
     assert!(matches!(error.cause, DmaFault::Upstream(_)), "{error}");
     assert_eq!(*client.asked.lock(), [(0x1_0000, 1)]);
     requester.lose_peers();
     let error = requester
-        .write(Purpose::Payload, 0x2_0000, &[1])
+        .write(Purpose::Payload, Iova(0x2_0000), &[1])
         .unwrap_err();
     let (address, len, source) = (0x2_0000, 1, PeerError::Gone);
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
@@ -939,7 +986,11 @@ fn withdrawn_peer_is_no_peer_and_vanished_one_fails() {
 fn redirected_requests_to_peers_go_up() {
     let (requester, client, ..) = below_switch(PeerRouting::Redirect);
     for address in [0x1_0000, 0x2_0000] {
-        assert!(requester.write(Purpose::Payload, address, &[1]).is_err());
+        assert!(
+            requester
+                .write(Purpose::Payload, Iova(address), &[1])
+                .is_err()
+        );
     }
     assert_eq!(*client.asked.lock(), [(0x1_0000, 1), (0x2_0000, 1)]);
 }
@@ -949,7 +1000,7 @@ fn unsupported_requests_are_refused_and_reported() {
     let (requester, client, registers, _) = below_switch(PeerRouting::UnsupportedRequest);
     for address in [0x1_0000, 0x2_0000] {
         let error = requester
-            .write(Purpose::Payload, address, &[1])
+            .write(Purpose::Payload, Iova(address), &[1])
             .unwrap_err();
         let (len, source) = (1, PeerError::Unsupported);
         assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
@@ -969,13 +1020,13 @@ fn unsupported_requests_are_refused_and_reported() {
 fn dropped_write_succeeds_and_dropped_read_times_out() {
     let (requester, client, _, span) = below_switch(PeerRouting::Drop);
     requester
-        .write(Purpose::Payload, 0x1_0000, &[1; 8])
+        .write(Purpose::Payload, Iova(0x1_0000), &[1; 8])
         .unwrap();
     let mut data = [0; 8];
     span.file.read(0x1000, &mut data).unwrap();
     assert_eq!(data, [0; 8]);
     let error = requester
-        .read(Purpose::Payload, 0x1_0000, &mut data)
+        .read(Purpose::Payload, Iova(0x1_0000), &mut data)
         .unwrap_err();
     let (address, len, source) = (0x1_0000, 8, PeerError::TimedOut);
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
@@ -992,7 +1043,7 @@ fn bus_mastering_off_comes_before_every_peer() {
     let (requester, ..) = below_switch(PeerRouting::Drop);
     requester.set_bus_master(false);
     let error = requester
-        .write(Purpose::Payload, 0x1_0000, &[1])
+        .write(Purpose::Payload, Iova(0x1_0000), &[1])
         .unwrap_err();
     assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
 }
@@ -1029,7 +1080,7 @@ impl Clock for Arc<Time> {
 struct Late(Arc<Time>, u64, Mutex<usize>);
 
 impl Peers for Late {
-    fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
+    fn access(&self, _: PeerId, _: BusAddress, _: Buffer<'_>) -> Result<(), PeerError> {
         self.0.sleep(self.1);
         *self.2.lock() += 1;
         Ok(())
@@ -1046,13 +1097,12 @@ fn request_to_a_peer_that_is_late_for_each_message_times_out() {
         let peer = Arc::new(Late(time, late, Mutex::default()));
         requester.set_switch(PeerRouting::Route, peer.clone());
         let windows = (0..3).map(|number| PeerWindow {
-            address: 0x2_0000 + number * 0x1_8000,
-            size: 0x1_8000,
+            range: Range::new(BusAddress(0x2_0000 + number * 0x1_8000), 0x1_8000).unwrap(),
             claim: number,
             memory: PeerMemory::ByMessage,
         });
         requester.set_peer(PeerId(4), windows.collect());
-        let written = requester.write(Purpose::Payload, 0x2_0000, &[1; 8 * (32 << 10)]);
+        let written = requester.write(Purpose::Payload, Iova(0x2_0000), &[1; 8 * (32 << 10)]);
         let cause = written.map_err(|error| error.cause);
         let expected = match answers {
             8 => Ok(()),
@@ -1080,7 +1130,7 @@ fn with_links() -> (Arc<Requester>, Arc<Time>) {
         let memory = MemoryFile::create("ram", 0x1000).unwrap();
         let fd = memory.file().try_clone().unwrap().into();
         requester
-            .map(iova, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(iovas(iova, 0x1000), MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
     }
     let span = || Span {
@@ -1088,15 +1138,13 @@ fn with_links() -> (Arc<Requester>, Arc<Time>) {
         offset: 0,
     };
     let window = PeerWindow {
-        address: 0x1_0000,
-        size: 0x1000,
+        range: Range::new(BusAddress(0x1_0000), 0x1000).unwrap(),
         claim: 1,
         memory: PeerMemory::Span(span()),
     };
     requester.set_peer(PeerId(1), vec![window]);
     let own = OwnWindow {
-        address: 0x2_0000,
-        size: 0x1000,
+        range: Range::new(BusAddress(0x2_0000), 0x1000).unwrap(),
         memory: OwnWindowMemory::Span(span()),
     };
     requester.set_window(WindowId::Bar(2), Some(own));
@@ -1112,22 +1160,29 @@ fn a_transfer_takes_its_time_on_the_links_that_it_takes() {
         requester.write(Purpose::Payload, address, &data).unwrap();
         time.now() - before
     };
-    assert_eq!([took(0x1000, 0x2000), took(0x1_0000, 0x1000)], [0, 0]);
+    assert_eq!(
+        [took(Iova(0x1000), 0x2000), took(Iova(0x1_0000), 0x1000)],
+        [0, 0]
+    );
     requester.set_link(link(100));
     assert_eq!(
-        took(0x1000, 0x2000),
+        took(Iova(0x1000), 0x2000),
         0x2000 + 100,
         "one request, two mappings"
     );
-    assert_eq!(took(0x1_0000, 0x1000), 0x1000 + 100);
-    assert_eq!(took(0x2_0000, 0x1000), 0, "own memory is behind no link");
+    assert_eq!(took(Iova(0x1_0000), 0x1000), 0x1000 + 100);
+    assert_eq!(
+        took(Iova(0x2_0000), 0x1000),
+        0,
+        "own memory is behind no link"
+    );
     let peer = link(30);
     let meters = peer.meters().try_clone_to_owned().unwrap();
     requester
         .set_peer_link(PeerId(1), peer.speed(), meters)
         .unwrap();
-    assert_eq!(took(0x1_0000, 0x1000), 0x1000 + 130);
-    assert_eq!(took(0x1000, 0x1000), 0x1000 + 100);
+    assert_eq!(took(Iova(0x1_0000), 0x1000), 0x1000 + 130);
+    assert_eq!(took(Iova(0x1000), 0x1000), 0x1000 + 100);
 }
 
 #[test]
@@ -1135,7 +1190,11 @@ fn what_is_read_from_several_addresses_has_the_latency_once() {
     let (requester, time) = with_links();
     requester.set_link(link(100));
     let mut data = [0; 0x300];
-    let list = [(0x1000, 0x100), (0x2f00, 0x100), (0x1800, 0x100)];
+    let list = [
+        (Iova(0x1000), 0x100),
+        (Iova(0x2f00), 0x100),
+        (Iova(0x1800), 0x100),
+    ];
     requester.gather(Purpose::Payload, list, &mut data).unwrap();
     assert_eq!(time.now(), 0x300 + 100);
 }
@@ -1156,10 +1215,10 @@ fn write_to_peer_by_link(bandwidth: u64, lies: bool) -> (Result<(), DmaFault>, u
         meters.write_all_at(&[0xff; 16], 0).unwrap();
         *time.meters.lock() = Some(meters);
     }
-    let list = [(0x1_0000, 0x1000); 16];
+    let list = [(Iova(0x1_0000), 0x1000); 16];
     let written = requester.scatter(Purpose::Payload, list, &[1; 0x1_0000]);
     if let Err(error) = &written {
-        assert_eq!((error.address, error.len), (0x1_0000, 0x1000));
+        assert_eq!((error.address, error.len), (Iova(0x1_0000), 0x1000));
     }
     (
         written.map_err(|error| error.cause),
@@ -1181,7 +1240,7 @@ fn a_reset_ends_the_wait_for_a_link() {
     requester.set_link(link(100_000_000));
     *time.resets.lock() = Some(Arc::downgrade(&requester));
     let error = requester
-        .write(Purpose::Payload, 0x1000, &[1; 8])
+        .write(Purpose::Payload, Iova(0x1000), &[1; 8])
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::NotMaster);
     assert_eq!(time.now(), LINK_WAIT);
@@ -1198,7 +1257,7 @@ fn reset_between_segments_on_two_links_ends_the_request() {
         .unwrap();
     *time.resets.lock() = Some(Arc::downgrade(&requester));
     let mut data = [0; 0x200];
-    let list = [(0x1000, 0x100), (0x1_0000, 0x100)];
+    let list = [(Iova(0x1000), 0x100), (Iova(0x1_0000), 0x100)];
     let error = requester
         .gather(Purpose::Payload, list, &mut data)
         .unwrap_err();
@@ -1213,10 +1272,10 @@ fn injected_delay_of_a_dma_ends_with_a_reset() {
         .add_fault("delay dma by=1s".parse().unwrap())
         .unwrap();
     let write = |address| requester.write(Purpose::Payload, address, &[1; 8]);
-    write(0x1000).unwrap();
+    write(Iova(0x1000)).unwrap();
     assert_eq!(time.now(), 1_000_000_000);
     *time.resets.lock() = Some(Arc::downgrade(&requester));
-    let error = write(0x1000).unwrap_err();
+    let error = write(Iova(0x1000)).unwrap_err();
     assert_eq!(error.cause, DmaFault::NotMaster);
     assert_eq!(time.now(), 1_000_000_000 + LINK_WAIT);
 }
@@ -1230,10 +1289,10 @@ fn injected_mapping_fails_or_is_late_and_others_are_made() {
     ] {
         requester.add_fault(rule.parse().unwrap()).unwrap();
     }
-    let map = |iova| requester.map(iova, 0x1000, MapAccess::READ_WRITE, None);
+    let map = |iova| requester.map(iovas(iova, 0x1000), MapAccess::READ_WRITE, None);
     let start = std::time::Instant::now();
     assert_eq!(map(0x1000), Err(MapError::Injected));
-    requester.unmap(0x1000, 0x1fff);
+    requester.unmap(Range::from_bounds(Iova(0x1000), Iova(0x1fff)).unwrap());
     assert_eq!(map(0x2000), Ok(()));
     assert!(start.elapsed() >= std::time::Duration::from_millis(20));
     assert_eq!(map(0x1000), Ok(()), "no rule fires any more");
@@ -1249,24 +1308,26 @@ fn injected_fault_meets_the_segments_of_its_route() {
         .unwrap();
     let write = |address| requester.write(Purpose::Payload, address, &[1; 8]);
     assert_eq!(
-        write(0x1_0000).map_err(|error| error.cause),
+        write(Iova(0x1_0000)).map_err(|error| error.cause),
         Err(DmaFault::Injected)
     );
-    write(0x1000).unwrap();
+    write(Iova(0x1000)).unwrap();
     requester
-        .read(Purpose::Payload, 0x1_0000, &mut [0; 8])
+        .read(Purpose::Payload, Iova(0x1_0000), &mut [0; 8])
         .unwrap();
     requester.faults().clear();
-    write(0x1_0000).unwrap();
+    write(Iova(0x1_0000)).unwrap();
 }
 
 #[test]
 fn session_transfers_meet_injected_faults() {
     let (requester, _) = with_links();
     let mut session = Session::new(requester.clone());
-    session.read(Purpose::Payload, 0x1000, &mut [0; 8]).unwrap();
+    session
+        .read(Purpose::Payload, Iova(0x1000), &mut [0; 8])
+        .unwrap();
     requester.add_fault("fail dma".parse().unwrap()).unwrap();
-    let range = (0x1000, 8);
+    let range = (Iova(0x1000), 8);
     assert!(!session.reaches(Purpose::Payload, Direction::Read, range));
     assert!(
         session
@@ -1274,9 +1335,11 @@ fn session_transfers_meet_injected_faults() {
             .is_none()
     );
     let error = session
-        .read(Purpose::Payload, 0x1000, &mut [0; 8])
+        .read(Purpose::Payload, Iova(0x1000), &mut [0; 8])
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::Injected);
     requester.faults().clear();
-    session.read(Purpose::Payload, 0x1000, &mut [0; 8]).unwrap();
+    session
+        .read(Purpose::Payload, Iova(0x1000), &mut [0; 8])
+        .unwrap();
 }

@@ -3,6 +3,7 @@
 
 use parking_lot::RwLockReadGuard;
 use peerbar_dma_log::{Completer, Purpose, Route};
+use peerbar_pci::{BusAddress, Iova};
 
 use crate::buffer::Buffer;
 use crate::client::settled;
@@ -38,7 +39,7 @@ pub(super) struct Transfer<'r, 'a> {
     /// The bytes on links that take time, and the address and length of the last segment among
     /// them.
     transit: Option<Transit>,
-    departed: (u64, usize),
+    departed: (Iova, usize),
     /// Limit of its wait for links, and the time that it has waited, in nanoseconds.
     link_limit: u64,
     link_waited: u64,
@@ -63,7 +64,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
             requester,
             tag,
             transit: None,
-            departed: (0, 0),
+            departed: (Iova(0), 0),
             link_limit: LONGEST_PEER_REQUEST,
             link_waited: 0,
             waited: 0,
@@ -75,7 +76,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
     /// Moves all the data, then waits until it can have arrived.
     pub(super) fn run(
         mut self,
-        list: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (Iova, usize)>,
         mut buffer: Buffer<'a>,
     ) -> Result<(), DmaError> {
         let mut list = list.into_iter();
@@ -89,7 +90,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
         }
     }
 
-    fn range(&mut self, address: u64, mut buffer: Buffer<'a>) -> Result<(), DmaError> {
+    fn range(&mut self, address: Iova, mut buffer: Buffer<'a>) -> Result<(), DmaError> {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.requester.show(address);
@@ -107,7 +108,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
 
     /// Executes the first segment of a request and records it, or defers it for the client. Removes
     /// it from the buffer and returns its length.
-    fn segment(&mut self, address: u64, buffer: &mut Buffer<'a>) -> Result<usize, DmaError> {
+    fn segment(&mut self, address: Iova, buffer: &mut Buffer<'a>) -> Result<usize, DmaError> {
         let requester = self.requester;
         let started = requester.ledger.started();
         if !requester.learn_changes() {
@@ -167,7 +168,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
         &mut self,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
-        address: u64,
+        address: Iova,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
         let requester = self.requester;
@@ -194,7 +195,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
             },
             Target::PeerByMessage(peer) => {
                 drop(routes);
-                self.ask_peer(*peer, address, part.reborrow())
+                self.ask_peer(*peer, address.on_bus(), part.reborrow())
             }
             Target::Forbidden => {
                 drop(routes);
@@ -213,7 +214,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
     fn ask_peer(
         &mut self,
         peer: PeerId,
-        mut address: u64,
+        mut address: BusAddress,
         mut part: Buffer<'_>,
     ) -> Result<(), DmaFault> {
         let requester = self.requester;
@@ -271,7 +272,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
     }
 
     /// Adds a segment to the transit, if it takes time. A transit on other links arrives first.
-    fn depart(&mut self, path: Option<LinkPath>, segment: (u64, usize)) -> Result<(), DmaError> {
+    fn depart(&mut self, path: Option<LinkPath>, segment: (Iova, usize)) -> Result<(), DmaError> {
         let Some(path) = path else {
             return Ok(());
         };
@@ -329,7 +330,7 @@ impl<'r, 'a> Transfer<'r, 'a> {
 }
 
 /// Returns the segment whose data is all of this buffer.
-fn segment_of(buffer: &Buffer<'_>, address: u64, started: u64) -> DmaSegment {
+fn segment_of(buffer: &Buffer<'_>, address: Iova, started: u64) -> DmaSegment {
     let (direction, len) = buffer.extent();
     DmaSegment {
         address,

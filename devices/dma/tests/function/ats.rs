@@ -14,6 +14,7 @@ use peerbar_dma::{
     Requester,
 };
 use peerbar_dma_log::counter_file::Reader;
+use peerbar_pci::{BusAddress, Iova, Range};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -57,22 +58,29 @@ impl World {
     fn map(&self, page: u64, pages: u64, access: MapAccess, ram_page: u64) -> bool {
         let memory: OwnedFd = self.ram.try_clone().unwrap().into();
         let memory = Some((memory, ram_page * PAGE));
-        let mapped = self
-            .requester
-            .map(page * PAGE, pages * PAGE, access, memory);
+        let mapped = self.requester.map(
+            Range::new(Iova(page * PAGE), pages * PAGE).unwrap(),
+            access,
+            memory,
+        );
         mapped.is_ok()
     }
 
     fn map_peer(&self) -> bool {
         let size = PEER_PAGES * PAGE;
         self.requester
-            .map(PEER, size, MapAccess::READ_WRITE, None)
+            .map(
+                Range::new(Iova(PEER), size).unwrap(),
+                MapAccess::READ_WRITE,
+                None,
+            )
             .is_ok()
     }
 
     fn unmap(&self, page: u64, pages: u64) {
         let first = page * PAGE;
-        self.requester.unmap(first, first + (pages * PAGE - 1));
+        self.requester
+            .unmap(Range::from_bounds(Iova(first), Iova(first + (pages * PAGE - 1))).unwrap());
     }
 
     fn open_peer(&self, open: bool) {
@@ -83,8 +91,7 @@ impl World {
             .borrow_memory(PeerId(1), fd, (0, size))
             .unwrap();
         let window = PeerWindow {
-            address: PEER,
-            size,
+            range: Range::new(BusAddress(PEER), size).unwrap(),
             claim: 1,
             memory: PeerMemory::Span(span),
         };
@@ -93,7 +100,7 @@ impl World {
     }
 
     fn write(&self, address: u64, data: &[u8]) -> bool {
-        let written = self.requester.write(Purpose::Payload, address, data);
+        let written = self.requester.write(Purpose::Payload, Iova(address), data);
         written.is_ok()
     }
 
@@ -153,7 +160,7 @@ fn happen(world: &World, event: &Event) -> (bool, Vec<u8>) {
         Event::Write(at, len, byte) => (world.write(at, &vec![byte; len]), Vec::new()),
         Event::Read(at, len) => {
             let mut data = vec![0; len];
-            let read = world.requester.read(Purpose::Payload, at, &mut data);
+            let read = world.requester.read(Purpose::Payload, Iova(at), &mut data);
             (read.is_ok(), if read.is_ok() { data } else { Vec::new() })
         }
     }
@@ -253,7 +260,8 @@ fn redirecting_port_passes_translated_requests_to_peers() {
     with.open_peer(false);
     assert!(!with.write(PEER, &[2; 8]), "the peer answers there no more");
     with.open_peer(true);
-    with.requester.unmap(PEER, PEER);
+    with.requester
+        .unmap(Range::from_bounds(Iova(PEER), Iova(PEER)).unwrap());
     assert!(!with.write(PEER, &[2; 8]), "the translation is gone");
     let refusing = world(PeerRouting::UnsupportedRequest, true);
     assert!(refusing.map_peer() && !refusing.write(PEER, &[1; 8]));

@@ -8,6 +8,7 @@ use peerbar_dma::{
     DmaError, DmaFault, MapAccess, MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory,
     PeerWindow, Purpose, Requester, Span, WindowId,
 };
+use peerbar_pci::{BusAddress, Iova, Range};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -51,28 +52,28 @@ fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed
     requester.set_upstream(Some(Arc::new(NoUpstream)));
     let mut exposed = Vec::new();
     let (file, span) = lent();
-    let window = OwnWindow {
-        address: own,
-        size: 2 * PAGE,
+    // A window that would wrap around does not open, and so exposes nothing.
+    let window = Range::new(BusAddress(own), 2 * PAGE).map(|range| OwnWindow {
+        range,
         memory: OwnWindowMemory::Span(span),
-    };
-    requester.set_window(WindowId::Bar(2), Some(window));
+    });
+    requester.set_window(WindowId::Bar(2), window);
     exposed.push((file, own, true));
     let (file, span) = lent();
-    let window = PeerWindow {
-        address: peer,
-        size: 2 * PAGE,
+    let window = Range::new(BusAddress(peer), 2 * PAGE).map(|range| PeerWindow {
+        range,
         claim: 1,
         memory: PeerMemory::Span(span),
-    };
-    requester.set_peer(PeerId(1), vec![window]);
+    });
+    requester.set_peer(PeerId(1), window.into_iter().collect());
     exposed.push((file, peer, true));
     for (address, access) in [(ram, MapAccess::READ_WRITE), (rom, MapAccess::READ_ONLY)] {
         let (file, span) = lent();
         let memory = Some((file.try_clone().unwrap().into(), span.offset));
-        // A mapping that wraps around or overlaps the other is refused, and so exposes nothing.
-        let mapped = requester.map(address, 2 * PAGE, access, memory);
-        exposed.push((file, address, access.writable && mapped.is_ok()));
+        // A mapping that overlaps the other is refused, and so exposes nothing.
+        let range = Range::new(Iova(address), 2 * PAGE);
+        let mapped = range.is_some_and(|range| requester.map(range, access, memory).is_ok());
+        exposed.push((file, address, access.writable && mapped));
     }
     let exposed = exposed.into_iter();
     let exposed = exposed.map(|(file, address, writable)| Exposed {
@@ -115,7 +116,7 @@ proptest! {
         len in prop_oneof![1usize..64, 1usize..0x4000],
     ) {
         let (requester, exposed) = requester(own, peer, ram, rom);
-        let outcome = requester.write(Purpose::Payload, address, &vec![0xff; len]);
+        let outcome = requester.write(Purpose::Payload, Iova(address), &vec![0xff; len]);
         let end = u128::from(address) + len as u128;
         let mut written = 0;
         for memory in &exposed {
@@ -146,7 +147,7 @@ proptest! {
         }
         let before: Vec<_> = exposed.iter().map(|memory| bytes(&memory.file)).collect();
         let mut data = vec![0xee; len];
-        if requester.read(Purpose::Payload, address, &mut data).is_ok() {
+        if requester.read(Purpose::Payload, Iova(address), &mut data).is_ok() {
             prop_assert_eq!(data, vec![0x11; len], "no_upstream but what is lent");
         }
         for (memory, before) in exposed.iter().zip(before) {

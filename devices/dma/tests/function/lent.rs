@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use peerbar_dma::{DmaFault, MapAccess, MapError, Purpose, Requester, Session};
+use peerbar_pci::{Iova, Range};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::fs::{fallocate, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -23,7 +24,11 @@ fn memory(flags: MemfdFlags, bytes: u64) -> OwnedFd {
 
 fn map(requester: &Requester, address: u64, bytes: u64, fd: &OwnedFd) -> Result<(), MapError> {
     let fd = fd.try_clone().unwrap();
-    requester.map(address, bytes, MapAccess::READ_WRITE, Some((fd, 0)))
+    requester.map(
+        Range::new(Iova(address), bytes).unwrap(),
+        MapAccess::READ_WRITE,
+        Some((fd, 0)),
+    )
 }
 
 fn requester() -> Arc<Requester> {
@@ -39,9 +44,11 @@ fn use_until_lost(requester: Arc<Requester>, in_use: &AtomicBool) {
     let mut session = Session::new(requester);
     let mut data = vec![0; LEN];
     loop {
-        session.read(Purpose::Payload, KEPT, &mut data).unwrap();
-        let read = session.read(Purpose::Payload, 0, &mut data);
-        let written = session.write_entries(Purpose::Payload, 0, &data, LEN);
+        session
+            .read(Purpose::Payload, Iova(KEPT), &mut data)
+            .unwrap();
+        let read = session.read(Purpose::Payload, Iova(0), &mut data);
+        let written = session.write_entries(Purpose::Payload, Iova(0), &data, LEN);
         in_use.store(true, Ordering::Release);
         if let Some(error) = read.and(written).err() {
             assert_eq!(error.cause, DmaFault::NoMemory);
@@ -50,12 +57,14 @@ fn use_until_lost(requester: Arc<Requester>, in_use: &AtomicBool) {
     }
     assert!(
         session
-            .read(Purpose::Payload, 0x2000, &mut [0; 64])
+            .read(Purpose::Payload, Iova(0x2000), &mut [0; 64])
             .is_err()
     );
-    assert_eq!(session.load(0x2000), None);
-    assert!(!session.store(0x2000, 1));
-    session.read(Purpose::Payload, KEPT, &mut data).unwrap();
+    assert_eq!(session.load(Iova(0x2000)), None);
+    assert!(!session.store(Iova(0x2000), 1));
+    session
+        .read(Purpose::Payload, Iova(KEPT), &mut data)
+        .unwrap();
 }
 
 #[test]
@@ -75,11 +84,13 @@ fn memory_cut_short_under_load_fails_its_requests_alone() {
             }
             ftruncate(&lent, round % 2 * 0x1000).unwrap();
         });
-        requester.unmap(0, BYTES - 1);
+        requester.unmap(Range::from_bounds(Iova(0), Iova(BYTES - 1)).unwrap());
         ftruncate(&lent, BYTES).unwrap();
         map(&requester, 0, BYTES, &lent).unwrap();
         let mut data = vec![0; LEN];
-        requester.read(Purpose::Payload, 0, &mut data).unwrap();
+        requester
+            .read(Purpose::Payload, Iova(0), &mut data)
+            .unwrap();
     }
 }
 
@@ -94,9 +105,10 @@ fn memory_is_unmapped_and_mapped_while_other_memory_is_lost() {
                 let other = memory(MemfdFlags::empty(), BYTES);
                 map(&requester, 2 * KEPT, BYTES, &other).unwrap();
                 requester
-                    .write(Purpose::Payload, 2 * KEPT, &[7; 64])
+                    .write(Purpose::Payload, Iova(2 * KEPT), &[7; 64])
                     .unwrap();
-                requester.unmap(2 * KEPT, 2 * KEPT + BYTES - 1);
+                requester
+                    .unmap(Range::from_bounds(Iova(2 * KEPT), Iova(2 * KEPT + BYTES - 1)).unwrap());
                 rounds += 1;
             }
         });
@@ -104,9 +116,9 @@ fn memory_is_unmapped_and_mapped_while_other_memory_is_lost() {
             let lent = memory(MemfdFlags::empty(), BYTES);
             map(&requester, 0, BYTES, &lent).unwrap();
             ftruncate(&lent, 0).unwrap();
-            let failed = requester.write(Purpose::Payload, 0x3000, &[1; 0x3000]);
+            let failed = requester.write(Purpose::Payload, Iova(0x3000), &[1; 0x3000]);
             assert_eq!(failed.unwrap_err().cause, DmaFault::NoMemory);
-            requester.unmap(0, BYTES - 1);
+            requester.unmap(Range::from_bounds(Iova(0), Iova(BYTES - 1)).unwrap());
         }
         stop.store(true, Ordering::Relaxed);
         remaps.join().unwrap();
@@ -132,8 +144,10 @@ fn huge_pages_from_an_empty_pool_fail_their_requests_alone() {
     map(&requester, 0, 2 * HUGE, &lent).unwrap();
     let mut data = [0; 64];
     for address in [HUGE + 0x1000, 0] {
-        let failed = requester.read(Purpose::Payload, address, &mut data);
+        let failed = requester.read(Purpose::Payload, Iova(address), &mut data);
         assert_eq!(failed.unwrap_err().cause, DmaFault::NoMemory);
-        requester.read(Purpose::Payload, KEPT, &mut data).unwrap();
+        requester
+            .read(Purpose::Payload, Iova(KEPT), &mut data)
+            .unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! A client and peers that refuse all requests.
 
 use peerbar_dma::{Buffer, PeerError, PeerId, Peers, Upstream, UpstreamError, UpstreamRequest};
+use peerbar_pci::BusAddress;
 
 /// A client that refuses all requests, and peers without registers.
 pub(crate) struct NoUpstream;
@@ -14,7 +15,7 @@ impl Upstream for NoUpstream {
 }
 
 impl Peers for NoUpstream {
-    fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
+    fn access(&self, _: PeerId, _: BusAddress, _: Buffer<'_>) -> Result<(), PeerError> {
         Err(PeerError::Unsupported)
     }
 }

@@ -6,6 +6,7 @@ use peerbar_efa_spec::admin::event_counter::{
     AttachEventCounter, CreateEventCounter, CreatedEventCounter, DestroyEventCounter,
     ModifyEventCounter, QP_EVENTS, operation,
 };
+use peerbar_pci::Iova;
 
 use super::{DONE, answer, possible, reserved};
 use crate::admin_queue::{Answer, Command};
@@ -70,7 +71,8 @@ impl Engine {
         let tag = Tag::new(Purpose::Completion, command.origin());
         let mut session = Session::new(self.requester.clone());
         move |address, value| {
-            let written = session.write_entries(tag, address, &value.to_le_bytes(), WORD_BYTES);
+            let written =
+                session.write_entries(tag, Iova(address), &value.to_le_bytes(), WORD_BYTES);
             let written = written.inspect_err(|error| {
                 log::debug!("word of an event counter: {error}: {}", error.cause);
             });

@@ -6,6 +6,7 @@ use peerbar_dma::{Purpose, Tag};
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::admin::feature::{AsyncEvents as EventGroups, FeatureCommand, id};
 use peerbar_efa_spec::admin::host_info::HostInfo;
+use peerbar_pci::Iova;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::{DONE, answer, possible};
@@ -74,7 +75,7 @@ impl Engine {
         let tag = Tag::new(Purpose::Control, command.origin());
         let read = self
             .requester
-            .read(tag, buffer.address.get(), info.as_mut_bytes());
+            .read(tag, Iova(buffer.address.get()), info.as_mut_bytes());
         read.map_err(|_| Status::UnknownError)?;
         log::debug!("driver's kernel is {}", text(&info.distribution));
         Ok(())

@@ -9,6 +9,7 @@ use peerbar_efa_spec::admin::memory_region::{
     LIST_PAGE_ADDRESSES, LIST_PAGE_BYTES, PAGE_ADDRESS_BYTES, RegMr,
 };
 use peerbar_efa_spec::admin::{CommandFlags, ControlBuffer, Status};
+use peerbar_pci::Iova;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -86,7 +87,7 @@ impl<'a> PageListReader<'a> {
     }
 
     fn read_at(&self, address: u64, data: &mut [u8]) -> Result<(), Status> {
-        let read = self.requester.read(self.tag, address, data);
+        let read = self.requester.read(self.tag, Iova(address), data);
         read.map_err(|_| Status::UnknownError)
     }
 }

@@ -2,6 +2,7 @@
 //! completion that it counts.
 
 use peerbar_dma::{Origin, Purpose, Tag};
+use peerbar_pci::Iova;
 
 use super::completions::CompletionWriter;
 use crate::objects::{QueuePairEvent, WORD_BYTES};
@@ -47,7 +48,7 @@ impl CompletionWriter<'_> {
         let (address, word) = (counter.parameters.address, counter.value.to_le_bytes());
         let tag = Tag::new(Purpose::Completion, origin);
         let session = &mut self.local.transfers.session;
-        let written = session.write_entries(tag, address, &word, WORD_BYTES);
+        let written = session.write_entries(tag, Iova(address), &word, WORD_BYTES);
         counter.is_kept = written.is_err() && self.local.transfers.keeps_entries();
         if counter.is_kept {
             return;

@@ -7,6 +7,7 @@
 use peerbar_dma::{Origin, Purpose, Session, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::FastRegistration;
+use peerbar_pci::Iova;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
@@ -71,7 +72,7 @@ fn read_pages(
 ) -> Option<Vec<u64>> {
     let mut list = vec![U64::ZERO; count];
     let tag = Tag::new(Purpose::List, origin);
-    let read = session.read(tag, address, list.as_mut_bytes());
+    let read = session.read(tag, Iova(address), list.as_mut_bytes());
     read.inspect_err(|error| log::debug!("list of pages: {error}: {}", error.cause))
         .ok()?;
     Some(list.into_iter().map(U64::get).collect())

@@ -3,6 +3,7 @@
 use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{Operation, ReceiveDescriptor};
+use peerbar_pci::Iova;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::completions::{CompletionWriter, Received};
@@ -95,7 +96,7 @@ impl ReceiveQueue<'_> {
         let mut descriptor = ReceiveDescriptor::new_zeroed();
         let tag = Tag::new(Purpose::Command, Origin::Queue(self.pair));
         let session = &mut self.local.transfers.session;
-        let read = session.read(tag, address, descriptor.as_mut_bytes());
+        let read = session.read(tag, Iova(address), descriptor.as_mut_bytes());
         read.map_err(|error| {
             let pair = self.pair;
             log::debug!(

@@ -7,6 +7,7 @@ use peerbar_dma::{
     BusMastering, CopyError, Direction, DmaError, Origin, Purpose, Requester, Session, Span, Tag,
 };
 use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_pci::Iova;
 
 use crate::entry::write_word_last;
 use crate::objects::BusSegment;
@@ -90,7 +91,7 @@ impl Transfers {
     ) -> Result<(), DmaError> {
         let tag = Tag::new(Purpose::Completion, origin);
         write_word_last(entry, 0, |offset, part| {
-            let address = address.wrapping_add(offset);
+            let address = Iova(address.wrapping_add(offset));
             self.session.write_entries(tag, address, part, part.len())
         })
     }
@@ -250,10 +251,10 @@ impl Transfers {
     }
 }
 
-fn ranges(segments: &[BusSegment]) -> impl Iterator<Item = (u64, usize)> {
+fn ranges(segments: &[BusSegment]) -> impl Iterator<Item = (Iova, usize)> {
     segments
         .iter()
-        .map(|segment| (segment.address, segment.bytes))
+        .map(|segment| (Iova(segment.address), segment.bytes))
 }
 
 /// Returns the length of all of the segments.

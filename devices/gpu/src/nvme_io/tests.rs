@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma::{Buffer, MemoryFile, Requester, Upstream, UpstreamError, UpstreamRequest};
 use peerbar_nvme_spec::command::nvm::BlockRange;
+use peerbar_pci::Iova;
 use proptest::prelude::*;
 
 use super::*;
@@ -99,14 +100,14 @@ impl Upstream for Disk {
                 panic!("a doorbell is read")
             };
             let value = u32::from_le_bytes((*data).try_into().unwrap());
-            let which = usize::from(ask.address == HEAD);
-            assert_eq!(ask.address, [TAIL, HEAD][which]);
+            let which = usize::from(ask.address == Iova(HEAD));
+            assert_eq!(ask.address, Iova([TAIL, HEAD][which]));
             state.doorbells[which] = value;
             state.rings[which] += 1;
             let refused = Err(UpstreamError::Refused(19));
-            let refuses = state.refuses || state.refuses_head && ask.address == HEAD;
+            let refuses = state.refuses || state.refuses_head && ask.address == Iova(HEAD);
             ask.outcome = Some(if refuses { refused } else { Ok(()) });
-            if ask.address == TAIL && !state.refuses {
+            if ask.address == Iova(TAIL) && !state.refuses {
                 self.fetch(&mut state, value);
             }
         }
@@ -137,7 +138,7 @@ fn fixture(entries: [u32; 2], count: u16) -> NvmeIoFixture {
     let io = NvmeIo {
         submission: GpuAddress::Vram(SUBMISSION),
         completion: GpuAddress::Vram(COMPLETION),
-        doorbells: [register(TAIL), register(HEAD)],
+        doorbells: [register(Iova(TAIL)), register(Iova(HEAD))],
         state: GpuAddress::Vram(STATE),
         requests: GpuAddress::Vram(REQUESTS),
         count,

@@ -3,6 +3,7 @@
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::Iova;
 
 use super::reply::Reply;
 use crate::engine::Engine;
@@ -29,11 +30,11 @@ impl Engine {
             return Err(Status::INVALID_OPCODE.with_dnr(true));
         }
         let shadow = ShadowBuffer {
-            values: entry.prp1.get(),
-            events: entry.prp2.get(),
+            values: Iova(entry.prp1.get()),
+            events: Iova(entry.prp2.get()),
         };
         let pages = [shadow.values, shadow.events];
-        if pages.iter().any(|page| page % PAGE != 0) {
+        if pages.iter().any(|page| !page.is_aligned(PAGE)) {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let session = &mut self.data.session;

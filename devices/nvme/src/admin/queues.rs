@@ -7,6 +7,7 @@ use peerbar_nvme_spec::command::admin::{
 };
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::{Iova, Range};
 
 use super::reply::Reply;
 use crate::cmb::CMB_BAR;
@@ -39,7 +40,7 @@ impl Engine {
             return Err(Status::INVALID_INTERRUPT_VECTOR.with_dnr(true));
         }
         let ring = Ring {
-            base: entry.prp1.get(),
+            base: Iova(entry.prp1.get()),
             entries,
         };
         self.check_memory(ring, COMPLETION_BYTES, command.flags.pc())?;
@@ -69,7 +70,7 @@ impl Engine {
         let size_is_set = self.notifier.read(Registers::configuration).iosqes() == SUBMISSION_SIZE;
         check_entries(entries, size_is_set)?;
         let ring = Ring {
-            base: entry.prp1.get(),
+            base: Iova(entry.prp1.get()),
             entries,
         };
         self.check_memory(ring, SUBMISSION_BYTES, command.flags.pc())?;
@@ -146,8 +147,7 @@ impl Engine {
         if !ring.fits(entry_bytes) {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
-        let len = u64::from(ring.entries) * entry_bytes;
-        if self.meets_cmb_without_queues(ring.base, len) {
+        if self.meets_cmb_without_queues(ring, entry_bytes) {
             Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
         } else if self.meets_pmr(ring, entry_bytes) {
             Err(Status::INVALID_FIELD.with_dnr(true))
@@ -156,14 +156,13 @@ impl Engine {
         }
     }
 
-    /// Returns `true` if any of `len` bytes at `address` lies in a Controller Memory Buffer that
-    /// does not support queues. The address may be one that commands use or one in the BAR.
-    fn meets_cmb_without_queues(&self, address: u64, len: u64) -> bool {
+    /// Returns `true` if a queue would lie in a Controller Memory Buffer that does not support
+    /// queues, at an address that commands use or in its BAR.
+    fn meets_cmb_without_queues(&self, ring: Ring, entry_bytes: u64) -> bool {
         let takes_none =
             |registers: &Registers| registers.cmb().is_some_and(|cmb| !cmb.takes_queues());
         let windows = [WindowId::Cmb, WindowId::Bar(CMB_BAR)];
-        let meets = || self.data.requester().meets_window(&windows, address, len);
-        self.notifier.read(takes_none) && meets()
+        self.notifier.read(takes_none) && self.lies_in(&windows, ring, entry_bytes)
     }
 
     /// Returns `true` if a queue would lie in the Persistent Memory Region, at an address that
@@ -171,8 +170,12 @@ impl Engine {
     pub(crate) fn meets_pmr(&self, ring: Ring, entry_bytes: u64) -> bool {
         let has_pmr = self.notifier.read(|registers| registers.pmr().is_some());
         let windows = [WindowId::Pmr, WindowId::Bar(PMR_BAR)];
-        let len = u64::from(ring.entries).saturating_mul(entry_bytes);
-        has_pmr && self.data.requester().meets_window(&windows, ring.base, len)
+        has_pmr && self.lies_in(&windows, ring, entry_bytes)
+    }
+
+    fn lies_in(&self, windows: &[WindowId], ring: Ring, entry_bytes: u64) -> bool {
+        let range = Range::new(ring.base, u64::from(ring.entries) * entry_bytes);
+        range.is_some_and(|range| self.data.requester().meets_window(windows, range))
     }
 }
 

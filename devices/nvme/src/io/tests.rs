@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use peerbar_dma::{MapAccess, MemoryFile, Requester};
 use peerbar_nvme_spec::command::NSID_ALL;
+use peerbar_pci::{Iova, Range};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::U32;
 
@@ -38,7 +39,13 @@ fn io_on(storage: Arc<Storage>, event: &EventFd) -> Option<(Io, MemoryFile)> {
     let fd = ram.file().try_clone().unwrap().into();
     requester.set_bus_master(true);
     let access = MapAccess::READ_WRITE;
-    requester.map(0, RAM_BYTES, access, Some((fd, 0))).unwrap();
+    requester
+        .map(
+            Range::new(Iova(0), RAM_BYTES).unwrap(),
+            access,
+            Some((fd, 0)),
+        )
+        .unwrap();
     let mut data = DataPath::new(requester, 1 << 16, Vec::new());
     let ring = FileRing::new(event.as_fd());
     data.files = Some(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use peerbar_dma::{DmaError, Origin, Purpose, Tag};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status, StatusField};
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::Iova;
 use zerocopy::IntoBytes;
 
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
@@ -138,7 +139,7 @@ impl CompletionQueue {
     pub(crate) fn flush(
         &mut self,
         interrupts: &QueueInterrupts,
-        mut write: impl FnMut(Tag, u64, &[u8]) -> Result<(), DmaError>,
+        mut write: impl FnMut(Tag, Iova, &[u8]) -> Result<(), DmaError>,
     ) -> Result<(), DmaError> {
         while let [first, others @ ..] = self.staged.as_slice() {
             let start = self.flushed_tail();

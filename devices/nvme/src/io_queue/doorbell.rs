@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use peerbar_dma::Session;
 use peerbar_nvme_spec::registers::{Doorbell, offset};
+use peerbar_pci::Iova;
 
 use super::ring::{Ring, distance};
 use crate::doorbell_page::{DoorbellPage, VALUE};
@@ -28,17 +29,17 @@ use crate::sync::{Ordering, fence};
 /// Words of guest memory that are polled. Implemented by [`Session`], and by doubles in models.
 pub(crate) trait GuestWords {
     /// Reads a word, or returns `None` if it is not mapped.
-    fn load(&mut self, address: u64) -> Option<u32>;
+    fn load(&mut self, address: Iova) -> Option<u32>;
     /// Writes a word. Returns `true` if it is mapped.
-    fn store(&mut self, address: u64, value: u32) -> bool;
+    fn store(&mut self, address: Iova, value: u32) -> bool;
 }
 
 impl GuestWords for Session {
-    fn load(&mut self, address: u64) -> Option<u32> {
+    fn load(&mut self, address: Iova) -> Option<u32> {
         Self::load(self, address)
     }
 
-    fn store(&mut self, address: u64, value: u32) -> bool {
+    fn store(&mut self, address: Iova, value: u32) -> bool {
         Self::store(self, address, value)
     }
 }
@@ -47,9 +48,9 @@ impl GuestWords for Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShadowBuffer {
     /// Address of the page with the doorbells' values.
-    pub(crate) values: u64,
+    pub(crate) values: Iova,
     /// Address of the page with the event indexes.
-    pub(crate) events: u64,
+    pub(crate) events: Iova,
 }
 
 impl ShadowBuffer {
@@ -80,8 +81,8 @@ impl ShadowBuffer {
 /// Addresses of a doorbell's value and event index.
 #[derive(Clone, Copy, Debug)]
 struct Words {
-    value: u64,
-    event: u64,
+    value: Iova,
+    event: Iova,
 }
 
 /// A doorbell in the shadow buffer.

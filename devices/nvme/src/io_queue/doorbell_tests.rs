@@ -5,6 +5,7 @@ use std::sync::Arc;
 use peerbar_dma::{MapAccess, MemoryFile, Requester, Session};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::{Iova, Range};
 
 use super::doorbell::{GuestWords, QueueDoorbell, ShadowBuffer, Unreachable};
 use super::fixture::{self, TwoWords, completion_queue, flush, stage, submission_queue};
@@ -20,7 +21,11 @@ fn guest(bytes: u64) -> (Arc<Requester>, MemoryFile) {
     let ram = MemoryFile::create("ram", bytes).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     requester
-        .map(0x1_0000, bytes, MapAccess::READ_WRITE, Some((fd, 0)))
+        .map(
+            Range::new(Iova(0x1_0000), bytes).unwrap(),
+            MapAccess::READ_WRITE,
+            Some((fd, 0)),
+        )
         .unwrap();
     (requester, ram)
 }
@@ -30,8 +35,8 @@ fn each_doorbell_has_a_word_in_both_pages_while_mapped() {
     let (requester, ram) = guest(0x2000);
     let mut session = Session::new(requester.clone());
     let buffer = ShadowBuffer {
-        values: 0x1_0000,
-        events: 0x1_1000,
+        values: Iova(0x1_0000),
+        events: Iova(0x1_1000),
     };
     let page = Arc::new(DoorbellPage::new(4, 0x4000).unwrap());
     page.set_owner(TAIL, Some(crate::doorbell_page::Owner(1)));
@@ -48,7 +53,7 @@ fn each_doorbell_has_a_word_in_both_pages_while_mapped() {
     assert_eq!(ram.load(0x101c).unwrap(), 9);
     assert!(buffer.is_mapped(&mut session, [TAIL, HEAD]));
     session.release();
-    requester.unmap(0x1_1000, 0x1_1fff);
+    requester.unmap(Range::from_bounds(Iova(0x1_1000), Iova(0x1_1fff)).unwrap());
     assert!(!buffer.is_mapped(&mut session, [TAIL, HEAD]));
     assert_eq!(tail.arm(&mut session), Err(Unreachable));
     assert_eq!(head.read(&mut session), Ok(9));
@@ -71,8 +76,8 @@ fn doorbell_moves_to_a_second_buffer_with_its_latest_value() {
     let (requester, ram) = guest(0x4000);
     let mut session = Session::new(requester);
     let buffer = |values| ShadowBuffer {
-        values,
-        events: values + 0x1000,
+        values: Iova(values),
+        events: Iova(values + 0x1000),
     };
     let page = Arc::new(DoorbellPage::new(4, 0x4000).unwrap());
     let mut doorbell = QueueDoorbell::new(page, TAIL);
@@ -132,7 +137,7 @@ struct RungDuringRead {
 }
 
 impl GuestWords for RungDuringRead {
-    fn load(&mut self, address: u64) -> Option<u32> {
+    fn load(&mut self, address: Iova) -> Option<u32> {
         let loaded = self.words.load(address);
         if let Some((value, page)) = self.next.take() {
             self.words.value = value;
@@ -141,7 +146,7 @@ impl GuestWords for RungDuringRead {
         loaded
     }
 
-    fn store(&mut self, address: u64, value: u32) -> bool {
+    fn store(&mut self, address: Iova, value: u32) -> bool {
         self.words.store(address, value)
     }
 }
@@ -159,8 +164,8 @@ fn doorbell_rung_during_a_read_does_not_hide_the_next_value() {
 }
 
 const BUFFER: ShadowBuffer = ShadowBuffer {
-    values: 0,
-    events: 0x1000,
+    values: Iova(0),
+    events: Iova(0x1000),
 };
 
 /// Linux nvme_dbbuf_need_event.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use peerbar_dma::{DmaError, Tag};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
-use peerbar_pci::{InterruptMode, Interrupts};
+use peerbar_pci::{InterruptMode, Interrupts, Iova};
 use zerocopy::FromZeros;
 
 use super::completion::CompletionQueue;
@@ -52,8 +52,8 @@ pub(crate) struct TwoWords {
 }
 
 impl TwoWords {
-    pub(crate) fn word(&mut self, address: u64) -> &mut u32 {
-        if address < 0x1000 {
+    pub(crate) fn word(&mut self, address: Iova) -> &mut u32 {
+        if address < Iova(0x1000) {
             &mut self.value
         } else {
             &mut self.event
@@ -62,11 +62,11 @@ impl TwoWords {
 }
 
 impl GuestWords for TwoWords {
-    fn load(&mut self, address: u64) -> Option<u32> {
+    fn load(&mut self, address: Iova) -> Option<u32> {
         Some(*self.word(address))
     }
 
-    fn store(&mut self, address: u64, value: u32) -> bool {
+    fn store(&mut self, address: Iova, value: u32) -> bool {
         *self.word(address) = value;
         true
     }
@@ -97,6 +97,7 @@ pub(crate) fn completion_queue(
 ) -> CompletionQueue {
     let notifier = &interrupts.notifier;
     notifier.intx.open(id, entries, Some(VECTOR));
+    let base = Iova(base);
     let ring = Ring { base, entries };
     CompletionQueue::new(id, Some(VECTOR), ring, notifier.doorbells.clone())
 }
@@ -106,6 +107,7 @@ pub(crate) fn submission_queue(
     id: u16,
     (base, entries): (u64, u32),
 ) -> SubmissionQueue {
+    let base = Iova(base);
     SubmissionQueue::new(
         id,
         Ring { base, entries },
@@ -125,8 +127,8 @@ pub(crate) fn flush(
     interrupts: &QueueInterrupts,
 ) -> Option<(u64, Vec<u8>)> {
     let mut written = None;
-    let write = |_: Tag, address, bytes: &[u8]| -> Result<(), DmaError> {
-        written = Some((address, bytes.to_vec()));
+    let write = |_: Tag, address: Iova, bytes: &[u8]| -> Result<(), DmaError> {
+        written = Some((address.0, bytes.to_vec()));
         Ok(())
     };
     queue.flush(interrupts, write).unwrap();

@@ -3,6 +3,7 @@
 use peerbar_dma::{DmaError, Requester, Tag};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
+use peerbar_pci::Iova;
 use zerocopy::FromZeros;
 
 use super::completion::CompletionQueue;
@@ -29,8 +30,8 @@ fn fetch(
 ) -> Option<(u64, usize)> {
     let mut fetched = None;
     let mut batch = Batch::new(8);
-    let read = |_: Tag, address, bytes: &mut [u8]| -> Result<(), DmaError> {
-        fetched = Some((address, bytes.len() / 64));
+    let read = |_: Tag, address: Iova, bytes: &mut [u8]| -> Result<(), DmaError> {
+        fetched = Some((address.0, bytes.len() / 64));
         Ok(())
     };
     submission
@@ -50,11 +51,14 @@ fn set_tail(pair: &mut (SubmissionQueue, CompletionQueue), value: u32) -> bool {
 #[test]
 fn fetch_takes_entries_in_order_and_around_the_end() {
     let mut pair = pair();
-    assert_eq!((fetch(&mut pair, 8), pair.0.next_address()), (None, 0x1000));
+    assert_eq!(
+        (fetch(&mut pair, 8), pair.0.next_address().0),
+        (None, 0x1000)
+    );
     assert!(set_tail(&mut pair, 3));
     assert_eq!(fetch(&mut pair, 2), Some((0x1000, 2)));
     assert_eq!(fetch(&mut pair, 8), Some((0x1080, 1)));
-    assert_eq!(pair.0.next_address(), 0x10c0);
+    assert_eq!(pair.0.next_address().0, 0x10c0);
     assert_eq!(fetch(&mut pair, 8), None);
     assert!(set_tail(&mut pair, 2));
     assert_eq!(fetch(&mut pair, 8), Some((0x10c0, 1)), "up to the end");
@@ -181,8 +185,8 @@ fn entries_that_were_kept_are_flushed_around_the_end() {
         stage(&mut fixture.queue);
     }
     let mut written = Vec::new();
-    let mut write = |_: Tag, address, bytes: &[u8]| -> Result<(), DmaError> {
-        written.push((address, bytes.len(), bytes[14] & 1));
+    let mut write = |_: Tag, address: Iova, bytes: &[u8]| -> Result<(), DmaError> {
+        written.push((address.0, bytes.len(), bytes[14] & 1));
         Ok(())
     };
     let flushed = fixture.queue.flush(&fixture.interrupts, &mut write);
@@ -234,8 +238,8 @@ fn arm_frees_entries_taken_during_the_call() {
         fixture.push();
     }
     let shadow = super::doorbell::ShadowBuffer {
-        values: 0,
-        events: 0x1000,
+        values: Iova(0),
+        events: Iova(0x1000),
     };
     let mut memory = TwoWords::default();
     fixture.queue.doorbell.move_to(shadow, &mut memory);

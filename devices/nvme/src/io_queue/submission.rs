@@ -6,6 +6,7 @@ use peerbar_dma::{DmaError, DoorbellEvent, Origin, Purpose, Session, Tag};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::CompletionEntry;
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::Iova;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -133,7 +134,7 @@ impl SubmissionQueue {
     }
 
     /// Returns the address of the next entry to fetch.
-    pub(super) fn next_address(&self) -> u64 {
+    pub(super) fn next_address(&self) -> Iova {
         self.ring.address(self.head, SUBMISSION_BYTES)
     }
 
@@ -149,7 +150,7 @@ impl SubmissionQueue {
         completions: &mut CompletionQueue,
         batch: &mut Batch,
         most: usize,
-        read: impl FnOnce(Tag, u64, &mut [u8]) -> Result<(), DmaError>,
+        read: impl FnOnce(Tag, Iova, &mut [u8]) -> Result<(), DmaError>,
     ) -> Result<(), DmaError> {
         let end = if self.head <= self.tail {
             self.tail

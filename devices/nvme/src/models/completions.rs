@@ -11,7 +11,7 @@ use loom::thread;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
 use peerbar_nvme_spec::registers::Doorbell;
-use peerbar_pci::{InterruptMode, Interrupts};
+use peerbar_pci::{InterruptMode, Interrupts, Iova};
 use zerocopy::FromZeros;
 
 use super::every_order;
@@ -38,11 +38,11 @@ const WORKER: Owner = Owner(1);
 struct NoMemory;
 
 impl GuestWords for NoMemory {
-    fn load(&mut self, _address: u64) -> Option<u32> {
+    fn load(&mut self, _address: Iova) -> Option<u32> {
         None
     }
 
-    fn store(&mut self, _address: u64, _value: u32) -> bool {
+    fn store(&mut self, _address: Iova, _value: u32) -> bool {
         false
     }
 }
@@ -167,7 +167,7 @@ impl Worker {
         let notifier = fixture.notifier.clone();
         let page = notifier.doorbells.clone();
         let ring = Ring {
-            base: 0,
+            base: Iova(0),
             entries: ENTRIES,
         };
         let mut interrupts = QueueInterrupts::new(notifier, Arc::new(coalescing));

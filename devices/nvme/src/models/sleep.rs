@@ -3,6 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 use peerbar_nvme_spec::registers::Doorbell;
+use peerbar_pci::Iova;
 
 use super::every_order;
 use crate::doorbell_page::DoorbellPage;
@@ -19,25 +20,25 @@ const BEHIND: u32 = 99;
 
 /// A shadow buffer with one doorbell in use.
 const SHADOW: ShadowBuffer = ShadowBuffer {
-    values: 0,
-    events: 0x1000,
+    values: Iova(0),
+    events: Iova(0x1000),
 };
 
 /// The words of that doorbell: its value and its event index.
 struct ShadowWords(Arc<[AtomicU32; 2]>);
 
 impl ShadowWords {
-    fn word(&self, address: u64) -> &AtomicU32 {
+    fn word(&self, address: Iova) -> &AtomicU32 {
         &self.0[usize::from(address >= SHADOW.events)]
     }
 }
 
 impl GuestWords for ShadowWords {
-    fn load(&mut self, address: u64) -> Option<u32> {
+    fn load(&mut self, address: Iova) -> Option<u32> {
         Some(self.word(address).load(Ordering::Acquire))
     }
 
-    fn store(&mut self, address: u64, value: u32) -> bool {
+    fn store(&mut self, address: Iova, value: u32) -> bool {
         self.word(address).store(value, Ordering::Release);
         true
     }

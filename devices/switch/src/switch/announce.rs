@@ -89,13 +89,13 @@ impl Switch {
     /// Returns those of an endpoint's windows that lie in PCI holes, and logs the others.
     fn in_holes(&self, from: PortId, mut windows: Vec<BarWindow>) -> Vec<BarWindow> {
         windows.retain(|window| {
-            let inside = self.config.holes.iter().any(|hole| hole.holds(window));
+            let inside = self.config.holes.iter().any(|hole| hole.encloses(&window.range));
             if !inside {
                 log::warn!(
-                    "port {from}, BAR{} at {:#x}+{:#x} is outside of the machine's PCI holes, so no peer reaches it; `--pci-hole` says where they are",
+                    "port {from}, BAR{} at {}+{:#x} is outside of the machine's PCI holes, so no peer reaches it; `--pci-hole` says where they are",
                     window.bar,
-                    window.address,
-                    window.size,
+                    window.range.first(),
+                    window.range.size(),
                 );
             }
             inside
@@ -110,19 +110,20 @@ impl Switch {
             let others = self.ports.iter().filter(|(id, _)| **id != from);
             let mut claimed =
                 others.flat_map(|(id, port)| port.windows.iter().map(move |w| (id, w)));
-            let earlier =
-                |(_, other): &(_, &BarWindow)| other.claim < window.claim && other.overlaps(window);
+            let earlier = |(_, other): &(_, &BarWindow)| {
+                other.claim < window.claim && other.range.overlaps(&window.range)
+            };
             let Some((owner, other)) = claimed.find(earlier) else {
                 continue;
             };
             log::warn!(
-                "port {from}, BAR{} at {:#x}+{:#x} lies over BAR{} of port {owner} at {:#x}+{:#x}, which came first and answers",
+                "port {from}, BAR{} at {}+{:#x} lies over BAR{} of port {owner} at {}+{:#x}, which came first and answers",
                 window.bar,
-                window.address,
-                window.size,
+                window.range.first(),
+                window.range.size(),
                 other.bar,
-                other.address,
-                other.size,
+                other.range.first(),
+                other.range.size(),
             );
         }
     }

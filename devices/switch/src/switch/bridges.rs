@@ -148,11 +148,11 @@ impl Switch {
                 if !is_late || std::mem::replace(&mut withheld.is_logged, true) {
                     continue;
                 }
-                let BarWindow {
-                    bar, address, size, ..
-                } = withheld.window;
+                let BarWindow { bar, range, .. } = &withheld.window;
                 log::warn!(
-                    "port {id} ({name}), BAR{bar} at {address:#x}+{size:#x} {}: no peer reaches it through the switch",
+                    "port {id} ({name}), BAR{bar} at {}+{:#x} {}: no peer reaches it through the switch",
+                    range.first(),
+                    range.size(),
                     forwarding.reason(name),
                 );
             }

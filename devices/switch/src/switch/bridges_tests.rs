@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use peerbar_pci::{BusAddress, Range};
 use proptest::prelude::*;
 
 use super::{Output, Switch};
 use crate::bridge_windows::BridgeWindows;
-use crate::bus_range::BusRange;
 use crate::config::Config;
 use crate::limits::{BRIDGES_INTERVAL, CLOSING_TIME_OUT, PROTOCOL};
 use crate::message::{Message, PortId};
@@ -51,7 +51,7 @@ fn address(window: usize) -> u64 {
 fn forwarded(ports: [usize; 4]) -> BridgeWindows {
     let windows = NAMES.iter().enumerate().map(|(index, name)| {
         let own = (0..ports.len()).filter(|window| ports[*window] == index);
-        let ranges = own.filter_map(|own| BusRange::new(address(own), address(own) + 0xfff));
+        let ranges = own.filter_map(|own| Range::new(BusAddress(address(own)), 0x1000));
         ((*name).to_owned(), ranges.collect())
     });
     windows.collect()
@@ -73,7 +73,7 @@ impl World {
     fn new() -> Self {
         let now = Instant::now();
         let config = Config {
-            holes: BusRange::new(0, u64::MAX).into_iter().collect(),
+            holes: vec![Range::all()],
             ..Config::default()
         };
         let (none, ticket) = (Descriptor::default(), std::convert::identity);
@@ -115,7 +115,7 @@ impl World {
                         let name = name.as_deref().unwrap_or_default();
                         assert!(is_gone || self.known.holds(name, window), "{window:?}");
                     }
-                    let addresses = windows.iter().map(|window| window.address);
+                    let addresses = windows.iter().map(|window| window.range.first().0);
                     self.views.insert((to, peer), addresses.collect());
                 }
                 _ => {}
@@ -150,8 +150,7 @@ impl World {
         let windows = (0..4).filter(|window| bits >> window & 1 == 1);
         let windows = windows.map(|bar| BarWindow {
             bar,
-            address: address(bar.into()),
-            size: 0x1000,
+            range: Range::new(BusAddress(address(bar.into())), 0x1000).unwrap(),
             claim: 0,
             backing: BarBacking::ByMessage,
         });
@@ -210,7 +209,7 @@ proptest! {
         for (of, name) in world.ports.into_iter().zip(NAMES) {
             let port = &world.switch.ports[&of];
             let held = port.announced.iter().filter(|window| world.known.holds(name, window));
-            let held: Vec<u64> = held.map(|window| window.address).collect();
+            let held: Vec<u64> = held.map(|window| window.range.first().0).collect();
             for to in world.ports.into_iter().filter(|to| *to != of) {
                 let view = world.views.get(&(to, of)).cloned().unwrap_or_default();
                 prop_assert_eq!(&view, &held, "{} of {}", to, of);

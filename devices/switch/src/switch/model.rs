@@ -10,8 +10,9 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Instant;
 
+use peerbar_pci::{BusAddress, Range};
+
 use super::{Output, Switch};
-use crate::bus_range::BusRange;
 use crate::config::Config;
 use crate::limits::PROTOCOL;
 use crate::message::{Message, PortId};
@@ -78,8 +79,7 @@ enum Turn {
 fn window(address: u64) -> BarWindow {
     BarWindow {
         bar: 0,
-        address,
-        size: 0x1000,
+        range: Range::new(BusAddress(address), 0x1000).unwrap(),
         claim: 0,
         backing: BarBacking::ByMessage,
     }
@@ -120,7 +120,7 @@ impl World {
         let mut world = Self {
             switch: Switch::new(
                 Config {
-                    holes: BusRange::new(0, u64::MAX).into_iter().collect(),
+                    holes: vec![Range::all()],
                     ..Config::default()
                 },
                 false,
@@ -269,7 +269,7 @@ impl World {
                     .filter(|w| !matches!(w.backing, BarBacking::Gone));
                 endpoint
                     .peers
-                    .insert(peer, live.map(|window| window.address).collect());
+                    .insert(peer, live.map(|window| window.range.first().0).collect());
                 self.say(port, Sent::Message(Message::Ack { ticket }));
             }
             other => panic!("{other:?}"),

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use peerbar_pci::{BusAddress, Range};
 use serde_bytes::ByteBuf;
 
 use super::output::Output;
 use super::*;
-use crate::bus_range::BusRange;
 use crate::limits::{
     BRIDGES_INTERVAL, BRIDGES_MIN_INTERVAL, BRIDGES_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT,
     MAX_PORTS, NAME_TIME_OUT, PROTOCOL,
@@ -18,8 +18,7 @@ use crate::window::{BarBacking, BarWindow, Descriptor};
 fn window(address: u64) -> BarWindow {
     BarWindow {
         bar: 0,
-        address,
-        size: 0x1000,
+        range: Range::new(BusAddress(address), 0x1000).unwrap(),
         claim: 0,
         backing: BarBacking::ByMessage,
     }
@@ -44,7 +43,7 @@ fn read(peer: PortId, tag: u64) -> Message {
     Message::Read {
         peer,
         tag,
-        address: 0x1000,
+        address: BusAddress(0x1000),
         length: 8,
     }
 }
@@ -78,8 +77,8 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
             let windows: Vec<String> = windows
                 .iter()
                 .map(|window| match window.backing {
-                    BarBacking::Gone => format!(" !{:x}", window.address),
-                    _ => format!(" {:x}#{}", window.address, window.claim),
+                    BarBacking::Gone => format!(" !{:x}", window.range.first().0),
+                    _ => format!(" {:x}#{}", window.range.first().0, window.claim),
                 })
                 .collect();
             let windows = windows.concat();
@@ -116,7 +115,7 @@ fn anywhere() -> Switch {
 fn with_bridge_windows(has_bridge_windows: bool) -> Switch {
     Switch::new(
         Config {
-            holes: BusRange::new(0, u64::MAX).into_iter().collect(),
+            holes: vec![Range::all()],
             ..Config::default()
         },
         has_bridge_windows,
@@ -870,15 +869,14 @@ fn link_has_the_mode_of_its_name() {
 #[test]
 fn windows_overlap_where_they_share_an_address() {
     let at = |address| window(address);
-    assert!(at(0x1000).overlaps(&at(0x1fff)));
-    assert!(at(0x1fff).overlaps(&at(0x1000)));
-    assert!(!at(0x1000).overlaps(&at(0x2000)));
+    assert!(at(0x1000).range.overlaps(&at(0x1fff).range));
+    assert!(at(0x1fff).range.overlaps(&at(0x1000).range));
+    assert!(!at(0x1000).range.overlaps(&at(0x2000).range));
     let last = BarWindow {
-        address: u64::MAX,
-        size: 1,
+        range: Range::new(BusAddress(u64::MAX), 1).unwrap(),
         ..window(0)
     };
-    assert!(last.overlaps(&last));
+    assert!(last.range.overlaps(&last.range));
 }
 
 #[test]
@@ -919,7 +917,7 @@ fn storm_of_announcements_by_all_at_once_is_worked_off() {
                         ..
                     },
                 ) => {
-                    heard.insert((to, peer), windows[0].address);
+                    heard.insert((to, peer), windows[0].range.first().0);
                     switch.receive(to, Message::Ack { ticket }, now);
                 }
                 Output::Send(to, Message::Announced { sequence }) => {

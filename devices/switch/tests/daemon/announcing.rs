@@ -24,7 +24,7 @@ fn a_closing_returns_when_all_others_have_acknowledged() {
     assert!(matches!(a.receive(), Message::Announced { sequence: 4 }));
     for other in [&b, &c] {
         let (peer, windows) = other.acknowledge();
-        assert_eq!((peer, windows[0].address), (port, 0x1000));
+        assert_eq!((peer, windows[0].range.first().0), (port, 0x1000));
     }
     let begun = Instant::now();
     a.send(&announce(5, Vec::new()));
@@ -173,7 +173,7 @@ impl Announcer {
                 ..
             } => {
                 self.know(known);
-                self.heard.insert(peer, windows[0].address);
+                self.heard.insert(peer, windows[0].range.first().0);
                 self.endpoint.send(&Message::Ack { ticket });
             }
             Message::Announced { sequence } => {

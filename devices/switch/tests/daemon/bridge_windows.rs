@@ -55,7 +55,7 @@ fn endpoint_cannot_claim_what_another_port_forwards() {
     assert!(matches!(disk.receive(), Message::Announced { sequence: 1 }));
     for peer in [&gpu, &other] {
         let (of, windows) = peer.acknowledge();
-        assert_eq!((of, windows[0].address), (port, 0x2000));
+        assert_eq!((of, windows[0].range.first().0), (port, 0x2000));
     }
     assert!(other.hears_nothing_before_an_answer());
     assert!(disk.has_heard_nothing());
@@ -63,7 +63,7 @@ fn endpoint_cannot_claim_what_another_port_forwards() {
     gpu.send(&announce(2, vec![registers(0x5000)]));
     assert!(matches!(gpu.receive(), Message::Announced { sequence: 2 }));
     let (_, windows) = disk.acknowledge();
-    assert_eq!(windows[0].address, 0x5000);
+    assert_eq!(windows[0].range.first().0, 0x5000);
     assert_eq!(daemon.stderr().matches(line).count(), 1);
 }
 

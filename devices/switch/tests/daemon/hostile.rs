@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use peerbar_pci::{BusAddress, Range};
 use peerbar_switch::{
     BarBacking, BarWindow, Descriptor, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS, Message, PROTOCOL,
     PortId, Refusal, RequestError,
@@ -19,7 +20,13 @@ use crate::raw::{
 fn packets_that_are_no_messages_end_the_connection() {
     let mut daemon = start(&[]);
     let many_windows = announce(1, vec![registers(0x1000); 7]);
-    let wrapping = announce(1, vec![registers(u64::MAX)]);
+    let last = BarWindow {
+        range: Range::new(BusAddress(u64::MAX), 1).unwrap(),
+        ..registers(0x1000)
+    };
+    let mut wrapping = announce(1, vec![last]).encode().bytes;
+    // The size, after message, sequence, number of windows, BAR, and an address of 10 bytes.
+    wrapping[14] = 2;
     let packets = [
         vec![0],
         vec![0xff; 4],
@@ -27,7 +34,7 @@ fn packets_that_are_no_messages_end_the_connection() {
         vec![9; MAX_PACKET + 1],
         hello("xyz").encode().bytes[..4].to_vec(),
         many_windows.encode().bytes,
-        wrapping.encode().bytes,
+        wrapping,
     ];
     for (number, packet) in packets.iter().enumerate() {
         let fresh = Endpoint::connect(daemon.socket());
@@ -242,7 +249,7 @@ fn nine_flooders_do_not_cut_off_the_one_they_flood() {
             flooder.send(&Message::Write {
                 peer: target,
                 tag,
-                address: 0x1000,
+                address: BusAddress(0x1000),
                 data: vec![7; 4096].into(),
             });
         }
@@ -274,7 +281,7 @@ fn without_descriptors_no_connection_is_accepted_for_now() {
     attached.send(&Message::Read {
         peer: port,
         tag: 1,
-        address: 0,
+        address: BusAddress(0),
         length: 1,
     });
     assert!(matches!(attached.receive(), Message::Reply { .. }));

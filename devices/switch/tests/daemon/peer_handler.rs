@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
+use peerbar_pci::BusAddress;
 use peerbar_switch::{
     Attachment, BarWindow, CLOSING_TIME_OUT, Descriptor, ENDPOINT_TIME_OUT, LinkLost, LinkTiming,
     Message, PeerHandler, PortId, Unsupported,
@@ -33,11 +34,11 @@ impl<F: Fn(PortId) + Send + Sync> PeerHandler for OnChange<F> {
 
     fn lost(&self) {}
 
-    fn read(&self, _: PortId, _: u64, _: &mut [u8]) -> Result<(), Unsupported> {
+    fn read(&self, _: PortId, _: BusAddress, _: &mut [u8]) -> Result<(), Unsupported> {
         Err(Unsupported)
     }
 
-    fn write(&self, _: PortId, _: u64, _: &[u8]) -> Result<(), Unsupported> {
+    fn write(&self, _: PortId, _: BusAddress, _: &[u8]) -> Result<(), Unsupported> {
         Err(Unsupported)
     }
 }
@@ -116,5 +117,7 @@ fn attached_again(peer: &Endpoint, address: u64) -> u64 {
 }
 
 fn is_at(windows: &[BarWindow], address: u64) -> bool {
-    windows.iter().any(|window| window.address == address)
+    windows
+        .iter()
+        .any(|window| window.range.first().0 == address)
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use peerbar_pci::{BusAddress, Range};
 use peerbar_rig::{Daemon, DaemonCommand, TIME_OUT as LONG, poll_until, wire};
 use peerbar_switch::{BarBacking, BarWindow, Descriptor, MAX_PACKET, Message, PROTOCOL, PortId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -205,8 +206,7 @@ pub(crate) fn hello(name: &str) -> Message {
 pub(crate) fn registers(address: u64) -> BarWindow {
     BarWindow {
         bar: 0,
-        address,
-        size: 0x1000,
+        range: Range::new(BusAddress(address), 0x1000).unwrap(),
         claim: 0,
         backing: BarBacking::ByMessage,
     }
@@ -231,7 +231,7 @@ pub(crate) fn check_alive(daemon: &mut Daemon) {
     loop {
         let (peer, windows) = other.acknowledge();
         if peer == port {
-            assert_eq!(windows[0].address, 0x7000_0000);
+            assert_eq!(windows[0].range.first().0, 0x7000_0000);
             return;
         }
     }

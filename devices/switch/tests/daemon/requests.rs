@@ -1,5 +1,6 @@
 //! Requests from endpoint to endpoint.
 
+use peerbar_pci::BusAddress;
 use peerbar_switch::{MAX_DATA, Message, PortId, RequestError, RequestResult};
 use serde_bytes::ByteBuf;
 
@@ -9,7 +10,7 @@ fn write(peer: PortId, tag: u64, data: Vec<u8>) -> Message {
     Message::Write {
         peer,
         tag,
-        address: 0x1000,
+        address: BusAddress(0x1000),
         data: data.into(),
     }
 }

@@ -5,9 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use peerbar_pci::{Iova, Range};
 use peerbar_rig::{RawClient, relayed};
 use peerbar_vfio_user::{
-    Client, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Options, Region, RegionMapping,
+    Client, Device, DeviceInfo, DmaMap, Irq, IrqAction, Options, Region, RegionMapping,
     SessionError, Stop, serve,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -28,7 +29,7 @@ pub(crate) enum Call {
     Irqs(u32, u32, u32, String),
     /// IOVA, size, readable, writable, offset in the descriptor if there is one.
     Map(u64, u64, bool, bool, Option<u64>),
-    Unmap(DmaSpan),
+    Unmap(Range<Iova>),
     Reset,
     Woken,
 }
@@ -209,17 +210,18 @@ impl Device for Board {
     }
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
-        if map.iova == BAD_IOVA {
+        if map.range.first().0 == BAD_IOVA {
             return Err(Errno::EXIST);
         }
         let offset = map.memory.map(|(_, offset)| offset);
         let (readable, writable) = (map.readable, map.writable);
-        self.report(Call::Map(map.iova, map.size, readable, writable, offset));
+        let (iova, size) = (map.range.first().0, map.range.size());
+        self.report(Call::Map(iova, size, readable, writable, offset));
         Ok(())
     }
 
-    fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno> {
-        self.report(Call::Unmap(span));
+    fn dma_unmap(&mut self, range: Range<Iova>) -> Result<(), Errno> {
+        self.report(Call::Unmap(range));
         Ok(())
     }
 

@@ -4,9 +4,10 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use peerbar_pci::{Iova, Range};
 use peerbar_rig::RawClient;
 use peerbar_rig::wire::*;
-use peerbar_vfio_user::{DmaSpan, Options, Stop, serve};
+use peerbar_vfio_user::{Options, Stop, serve};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -66,7 +67,7 @@ fn back_to_back_messages_keep_their_descriptors() {
         for iova in 0..u64::from(round % 4) {
             let unmap = dma_unmap(0, iova, 1);
             raw.send(&message(3, 3, NO_REPLY, &unmap));
-            expected.push(Call::Unmap(DmaSpan { iova, last: iova }));
+            expected.push(Call::Unmap(Range::new(Iova(iova), 1).unwrap()));
         }
         let offset = u64::from(round) << 12;
         let lent = (round % 3 == 0).then_some(memory.as_fd());

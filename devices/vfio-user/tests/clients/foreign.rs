@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::Receiver;
 use std::thread;
 
-use peerbar_vfio_user::{DmaSpan, Listener, Options, Stop};
+use peerbar_pci::{Iova, Range};
+use peerbar_vfio_user::{Listener, Options, Stop};
 use rustix::event::{EventfdFlags, eventfd};
 use vfio_user::Client;
 
@@ -77,11 +78,8 @@ fn it_maps_and_unmaps() {
         let call = calls.recv().unwrap();
         assert_eq!(call, Call::Map(0x10_0000, 0x2000, true, true, Some(0x3000)));
         client.dma_unmap(0x10_0000, 0x2000).unwrap();
-        let span = DmaSpan {
-            iova: 0x10_0000,
-            last: 0x10_1fff,
-        };
-        assert_eq!(calls.recv().unwrap(), Call::Unmap(span));
+        let range = Range::new(Iova(0x10_0000), 0x2000).unwrap();
+        assert_eq!(calls.recv().unwrap(), Call::Unmap(range));
     });
 }
 

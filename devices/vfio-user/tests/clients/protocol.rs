@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use peerbar_pci::{Iova, Range};
 use peerbar_rig::wire::*;
-use peerbar_vfio_user::DmaSpan;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -627,7 +627,7 @@ fn dma_unmap_may_reach_the_end_of_the_address_space() {
     rig.raw.ask(3, &dma_unmap(0, 0x1000, 0x1000)).ok();
     rig.raw.ask(3, &dma_unmap(2, 0, 0)).ok();
     let (_, calls) = rig.hang_up();
-    let span = |iova, last| Call::Unmap(DmaSpan { iova, last });
+    let span = |iova, last| Call::Unmap(Range::from_bounds(Iova(iova), Iova(last)).unwrap());
     let expected = [
         span(half, u64::MAX),
         span(0x1000, 0x1fff),

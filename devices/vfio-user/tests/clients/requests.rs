@@ -5,6 +5,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use peerbar_pci::Iova;
 use peerbar_rig::RawClient;
 use peerbar_rig::wire::*;
 use peerbar_vfio_user::{self as asked, Client, Data, RequestError};
@@ -61,11 +62,17 @@ fn agreed() -> (Rig, Client) {
 }
 
 fn dma_read(client: &Client, address: u64, data: &mut [u8]) -> Result<(), RequestError> {
-    one(client, asked::DmaRequest::new(address, Data::Read(data)))
+    one(
+        client,
+        asked::DmaRequest::new(Iova(address), Data::Read(data)),
+    )
 }
 
 fn dma_write(client: &Client, address: u64, data: &[u8]) -> Result<(), RequestError> {
-    one(client, asked::DmaRequest::new(address, Data::Write(data)))
+    one(
+        client,
+        asked::DmaRequest::new(Iova(address), Data::Write(data)),
+    )
 }
 
 fn one(client: &Client, request: asked::DmaRequest<'_>) -> Result<(), RequestError> {
@@ -254,9 +261,9 @@ fn many_requests_of_one_call_are_under_way_at_once() {
         let mut first = vec![0; 40_000];
         let mut last = vec![0; 8];
         let mut requests = [
-            asked::DmaRequest::new(0x10_0000, Data::Read(&mut first)),
-            asked::DmaRequest::new(0x20_0000, Data::Write(&[3; 8])),
-            asked::DmaRequest::new(0x30_0000, Data::Read(&mut last)),
+            asked::DmaRequest::new(Iova(0x10_0000), Data::Read(&mut first)),
+            asked::DmaRequest::new(Iova(0x20_0000), Data::Write(&[3; 8])),
+            asked::DmaRequest::new(Iova(0x30_0000), Data::Read(&mut last)),
         ];
         client.carry_out(&mut requests, &|| true);
         let outcomes = requests.map(|request| request.outcome);
@@ -281,7 +288,7 @@ fn failure_ends_the_call_and_each_request_has_an_outcome() {
     let call = thread::spawn(move || {
         let mut requests = [8, 8, 16 * 32768, 8]
             .map(|length| vec![0; length])
-            .map(|data| asked::DmaRequest::new(0, Data::Write(data.leak())));
+            .map(|data| asked::DmaRequest::new(Iova(0), Data::Write(data.leak())));
         client.carry_out(&mut requests, &|| true);
         requests.map(|request| request.outcome)
     });
@@ -304,7 +311,10 @@ fn a_caller_that_must_not_go_on_sends_nothing_more() {
     let (mut rig, client) = agreed();
     let call = thread::spawn(move || {
         let asked = Cell::new(0);
-        let mut requests = [asked::DmaRequest::new(0, Data::Write(&[0; 3 * 32768]))];
+        let mut requests = [asked::DmaRequest::new(
+            Iova(0),
+            Data::Write(&[0; 3 * 32768]),
+        )];
         client.carry_out(&mut requests, &|| asked.replace(asked.get() + 1) < 2);
         let [request] = requests;
         request.outcome

@@ -12,7 +12,7 @@ use peerbar_efa_spec::admin::{
     CompletionHeader, ENTRY_BYTES, Opcode, PAYLOAD_BYTES, Status, checksum,
 };
 use peerbar_efa_spec::registers::offset;
-use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
+use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use super::guest_ram;
 use crate::input::Input;
@@ -129,10 +129,7 @@ impl Fixture {
         if present {
             guest_ram::map(endpoint, iova, PAGE, self.ram.file(), page * PAGE);
         } else {
-            let last = iova + PAGE - 1;
-            endpoint
-                .dma_unmap(DmaSpan { iova, last })
-                .expect("an unmap");
+            guest_ram::unmap(endpoint, iova, PAGE);
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use peerbar_dma::MemoryFile;
 use peerbar_endpoint::Size;
 use peerbar_gpu::{Config, SteppedGpu};
-use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
+use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use super::guest_ram;
 
@@ -65,9 +65,7 @@ impl GpuBench {
     }
 
     pub(crate) fn unmap(&mut self, iova: u64, size: u64) {
-        let last = iova + size - 1;
-        let unmapped = self.0.endpoint.dma_unmap(DmaSpan { iova, last });
-        unmapped.expect("an unmap");
+        guest_ram::unmap(&mut self.0.endpoint, iova, size);
     }
 
     /// Resets the device.

@@ -7,7 +7,8 @@ use std::sync::{Mutex, OnceLock};
 
 use arbitrary::{Arbitrary, Unstructured};
 use peerbar_nvme::{Config, SteppedController};
-use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
+use peerbar_pci::{Iova, Range};
+use peerbar_vfio_user::{CONFIG_REGION, Device};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::{guest_ram, ram_disk};
@@ -124,11 +125,8 @@ impl Guest {
     /// Brings the controller from any state to enabled, with one pair of I/O queues.
     fn bring_up(&mut self) {
         self.controller.endpoint.reset().expect("a reset");
-        let whole = DmaSpan {
-            iova: 0,
-            last: u64::MAX,
-        };
-        self.controller.endpoint.dma_unmap(whole).expect("an unmap");
+        let unmapped = self.controller.endpoint.dma_unmap(Range::all());
+        unmapped.expect("an unmap");
         guest_ram::map(&mut self.controller.endpoint, 0, RAM, &self.memory, 0);
         self.memory.write_all_at(&[0; 0x8000], 0).expect("memory");
         self.write(CONFIG_REGION, 4, &[6, 0]);
@@ -208,11 +206,9 @@ impl Guest {
             }
             Step::Unmap(iova, len) => {
                 let iova = u64::from(*iova) % RAM;
-                let span = DmaSpan {
-                    iova,
-                    last: iova + u64::from(*len),
-                };
-                let _ = self.controller.endpoint.dma_unmap(span);
+                let range = Range::new(Iova(iova), u64::from(*len) + 1);
+                let range = range.expect("some addresses");
+                let _ = self.controller.endpoint.dma_unmap(range);
             }
             Step::Reset => {
                 let _ = self.controller.endpoint.reset();

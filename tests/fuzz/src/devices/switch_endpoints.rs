@@ -15,9 +15,9 @@ use std::time::Instant;
 use arbitrary::{Arbitrary, Unstructured};
 use peerbar_host::socket_file::descriptors::send;
 use peerbar_host::socket_file::packets::{Message as _, ReceiveError};
+use peerbar_pci::{BusAddress, Range};
 use peerbar_switch::{
-    BarBacking, BarWindow, BusRange, Config, Descriptor, LinkTiming, Message, PROTOCOL, PortId,
-    serve,
+    BarBacking, BarWindow, Config, Descriptor, LinkTiming, Message, PROTOCOL, PortId, serve,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::net::{
@@ -109,10 +109,10 @@ impl File {
 
 impl AnnouncedWindow {
     fn announced(self) -> BarWindow {
+        let first = BusAddress(u64::from(self.address) << 12);
         BarWindow {
             bar: self.bar % 7,
-            address: u64::from(self.address) << 12,
-            size: u64::from(self.pages) << 12,
+            range: Range::new(first, u64::from(self.pages.max(1)) << 12).expect("a window"),
             claim: 0,
             backing: match self.lent {
                 Some(file) => BarBacking::Lent(Descriptor::new(file.open()), 0, 1),
@@ -132,7 +132,7 @@ fn switch() -> &'static PathBuf {
         let at = path.clone();
         std::thread::spawn(move || {
             let config = Config {
-                holes: BusRange::new(0, u64::MAX).into_iter().collect(),
+                holes: vec![Range::all()],
                 ..Config::default()
             };
             let (_never, stop) = UnixStream::pair().expect("sockets");
@@ -212,13 +212,13 @@ impl Endpoint {
             Action::Read { peer, tag, length } => self.send(&Message::Read {
                 peer: port(peer),
                 tag: tag.into(),
-                address: 0,
+                address: BusAddress(0),
                 length: length.into(),
             }),
             Action::Write { peer, tag, length } => self.send(&Message::Write {
                 peer: port(peer),
                 tag: tag.into(),
-                address: 0,
+                address: BusAddress(0),
                 data: data(length),
             }),
             Action::Reply { peer, tag, length } => self.send(&Message::Reply {

@@ -53,7 +53,7 @@ fn check(space: &ConfigSpace) {
     }
     for bar in space.bars() {
         if let Some(window) = space.window(bar) {
-            assert!(window % bar.size() == 0 && window.checked_add(bar.size() - 1).is_some());
+            assert!(window.first().is_aligned(bar.size()) && window.size() == bar.size());
         }
     }
 }

@@ -6,6 +6,7 @@ use peerbar_dma::{Buffer, MapAccess, Requester, Upstream, UpstreamRequest};
 use peerbar_efa_spec::admin::event_counter::QpEvents;
 use peerbar_efa_spec::completion::{CompletionDoorbell, CompletionStatus as S};
 use peerbar_efa_spec::work::Operation;
+use peerbar_pci::{Iova, Range};
 
 use super::connected::{Connected, TO};
 use super::fixture::{Adapter, PAYLOAD, Post, RAM};
@@ -75,7 +76,11 @@ fn completion_counter_and_event_of_a_lost_transfer_are_written_once_it_is_on() {
     adapter.make_ready(a.number);
     adapter
         .requester
-        .map(ASKED, 1 << 20, MapAccess::READ_WRITE, None)
+        .map(
+            Range::new(Iova(ASKED), 1 << 20).unwrap(),
+            MapAccess::READ_WRITE,
+            None,
+        )
         .unwrap();
     let guest = TurnedOff(adapter.requester.clone());
     adapter.requester.set_upstream(Some(Arc::new(guest)));

@@ -2,6 +2,7 @@
 
 use peerbar_efa_spec::completion::{CompletionDoorbell, CompletionStatus};
 use peerbar_efa_spec::work::Operation;
+use peerbar_pci::{Iova, Range};
 
 use super::connected::Connected;
 use super::fixture::{Adapter, CompletionRing, ENTRIES, Pair, Post};
@@ -314,8 +315,7 @@ fn event_that_cannot_be_written_is_not_forgotten() {
     let requester = &it.adapter.requester;
     requester
         .map(
-            ADDRESS,
-            4096,
+            Range::new(Iova(ADDRESS), 4096).unwrap(),
             peerbar_dma::MapAccess::READ_WRITE,
             Some((fd, 0)),
         )

@@ -13,7 +13,7 @@ use peerbar_efa_spec::work::{
     LocalBuffer, Operation, ReceiveDescriptor, ReceiveKey, RemoteBuffer, SendControl, SendFlags,
     SendMeta,
 };
-use peerbar_pci::{InterruptMode, Interrupts};
+use peerbar_pci::{InterruptMode, Interrupts, Iova, Range};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -68,7 +68,7 @@ impl Upstream for AskedMemory {
     fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], _: &dyn Fn() -> bool) {
         let mut memory = self.0.lock();
         for ask in requests {
-            let start = usize::try_from(ask.address - ASKED).unwrap();
+            let start = usize::try_from(ask.address.0 - ASKED).unwrap();
             let bytes = &mut memory[start..start + ask.data.len()];
             match &mut ask.data {
                 Buffer::Read(data) => data.copy_from_slice(bytes),
@@ -160,7 +160,11 @@ impl Adapter {
         let ram = MemoryFile::create("ram", RAM).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, RAM, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(
+                Range::new(Iova(0), RAM).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            )
             .unwrap();
         requester.set_bus_master(true);
         let bar = Arc::new(MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap());
@@ -222,7 +226,11 @@ impl Adapter {
     pub(super) fn asked_memory(&self) -> u64 {
         let (bytes, requester) = (1 << 20, &self.requester);
         requester
-            .map(ASKED, bytes, MapAccess::READ_WRITE, None)
+            .map(
+                Range::new(Iova(ASKED), bytes).unwrap(),
+                MapAccess::READ_WRITE,
+                None,
+            )
             .unwrap();
         let memory = vec![0; usize::try_from(bytes).unwrap()];
         let memory = Arc::new(AskedMemory(Mutex::new(memory)));

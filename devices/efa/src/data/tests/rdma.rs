@@ -3,6 +3,7 @@
 use peerbar_dma::Purpose;
 use peerbar_efa_spec::completion::{CompletionStatus, QueueType};
 use peerbar_efa_spec::work::Operation;
+use peerbar_pci::Iova;
 
 use super::fixture::{Adapter, PAYLOAD, Pair, Post};
 use crate::objects::{Gid, QueuePairKind, VerbsAccess};
@@ -284,7 +285,7 @@ fn memory_that_is_not_mapped_here_goes_by_a_buffer() {
         };
         let data: Vec<u8> = (0..length).map(|at| (at % 241).to_le_bytes()[0]).collect();
         let write = |at| adapter.requester.write(Purpose::Control, at, &data);
-        write(from).unwrap();
+        write(Iova(from)).unwrap();
         let post = Post::rdma(operation, &b, handle, near, far);
         adapter.send(&mut a, &post);
         adapter.work();
@@ -292,7 +293,7 @@ fn memory_that_is_not_mapped_here_goes_by_a_buffer() {
         let mut back = vec![0; data.len()];
         adapter
             .requester
-            .read(Purpose::Control, to, &mut back)
+            .read(Purpose::Control, Iova(to), &mut back)
             .unwrap();
         assert!(back == data, "{operation:?} {is_near}");
         assert_eq!(adapter.path.statistics().bounced_bytes, u64::from(length));

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use peerbar_dma::{MemoryFile, PeerId, PeerMemory, PeerWindow, Span};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
+use peerbar_pci::{BusAddress, Range};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::fixture::{Adapter, ENTRIES, PAYLOAD, Pair, Post};
@@ -45,8 +46,7 @@ impl Running {
                 offset: 0,
             });
             let window = PeerWindow {
-                address,
-                size: VRAM_BYTES,
+                range: Range::new(BusAddress(address), VRAM_BYTES).unwrap(),
                 claim: 0,
                 memory,
             };

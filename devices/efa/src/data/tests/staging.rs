@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
+use peerbar_pci::{Iova, Range};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use zerocopy::IntoBytes;
@@ -211,7 +212,9 @@ fn messages_and_short_transfers_share_no_buffer() {
 #[test]
 fn write_has_what_its_memory_had_when_it_was_sent() {
     let (mut it, _) = flying(Operation::RdmaWrite);
-    it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
+    it.near
+        .requester
+        .unmap(Range::from_bounds(Iova(PAYLOAD), Iova(PAYLOAD + 0xfff)).unwrap());
     // The guest gives the page to another owner.
     it.near.ram.write(PAYLOAD, &[0x5e; 0x1000]).unwrap();
     it.work();
@@ -227,8 +230,14 @@ fn read_of_memory_that_is_unmapped_meanwhile_fails() {
     ] {
         let (mut it, _) = flying(Operation::RdmaRead);
         match is_far {
-            true => it.far.requester.unmap(TO, TO + 0xfff),
-            false => it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff),
+            true => it
+                .far
+                .requester
+                .unmap(Range::from_bounds(Iova(TO), Iova(TO + 0xfff)).unwrap()),
+            false => it
+                .near
+                .requester
+                .unmap(Range::from_bounds(Iova(PAYLOAD), Iova(PAYLOAD + 0xfff)).unwrap()),
         }
         it.far.ram.write(TO, &[0x5e; 0x1000]).unwrap();
         it.work();
@@ -338,7 +347,10 @@ fn memory_that_is_not_mapped_here_passes_through_slots_by_way_of_a_buffer() {
     assert_eq!(it.near.path.statistics().bounced_bytes, 2 << 16);
     assert_eq!(sent(&it.near), (0, 1 << 16));
     let mut found = vec![0; 1 << 16];
-    let read = it.near.requester.read(Purpose::Payload, asked, &mut found);
+    let read = it
+        .near
+        .requester
+        .read(Purpose::Payload, Iova(asked), &mut found);
     read.unwrap();
     assert!(found == data);
 }

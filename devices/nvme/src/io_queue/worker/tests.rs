@@ -14,7 +14,7 @@ use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
 use peerbar_nvme_spec::registers::Doorbell;
-use peerbar_pci::{InterruptMode, Interrupts};
+use peerbar_pci::{InterruptMode, Interrupts, Iova, Range};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -110,7 +110,11 @@ impl Fixture {
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, RAM_BYTES, MapAccess::READ_WRITE, Some((fd, 0)))
+            .map(
+                Range::new(Iova(0), RAM_BYTES).unwrap(),
+                MapAccess::READ_WRITE,
+                Some((fd, 0)),
+            )
             .unwrap();
         requester.set_bus_master(true);
         let (slow, data) = rustix::pipe::pipe().unwrap();
@@ -164,9 +168,9 @@ impl Fixture {
                 base,
                 entries: ENTRIES,
             };
-            let queue = CompletionQueue::new(id, Some(id), ring(completions(id)), page());
+            let queue = CompletionQueue::new(id, Some(id), ring(Iova(completions(id))), page());
             self.confirm(WorkerRequest::AddCompletion(queue));
-            let queue = SubmissionQueue::new(id, ring(submissions(id)), page());
+            let queue = SubmissionQueue::new(id, ring(Iova(submissions(id))), page());
             self.confirm(WorkerRequest::AddSubmission(id, queue));
         }
     }
