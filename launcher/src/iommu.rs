@@ -200,6 +200,7 @@ mod tests {
     use peerbar_flight::{
         Completer, Direction, Dma, DmaOutcome, Event, Level, Origin, Purpose, Recorder, Route,
     };
+    use peerbar_pci::Iova;
 
     use super::*;
 
@@ -214,7 +215,7 @@ mod tests {
                 origin: Origin::Queue(1),
                 purpose: Purpose::Payload,
                 direction: Direction::Read,
-                address: 0x4000 + number * 0x10_0000,
+                address: Iova(0x4000 + number * 0x10_0000),
                 len: 8,
                 route: Route::Upstream,
                 completer: Completer::Unknown,

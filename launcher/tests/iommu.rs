@@ -10,6 +10,7 @@ use peerbar_flight::{
     Backing, Completer, Direction, Dma, DmaOutcome, Event, FileSpan, Level, Mapping, Origin,
     Purpose, Recorder, Route,
 };
+use peerbar_pci::{Iova, Range};
 use tempfile::TempDir;
 
 const READ: u8 = 0x02;
@@ -34,10 +35,8 @@ fn run() -> TempDir {
     disk1.record(map(0x5000_0000));
     command(&disk1, 3, 0x5000_0000, DmaOutcome::Done);
     for (device, iova) in [(&disk0, 0x4000_0000), (&disk1, 0x5000_0000)] {
-        device.record(Event::Unmap {
-            iova,
-            last: iova + 0xffff,
-        });
+        let range = Range::new(Iova(iova), 0x1_0000).unwrap();
+        device.record(Event::Unmap(range));
     }
     command(&disk0, 18, 0x4000_f000, DmaOutcome::ClientRefused(19));
     folder
@@ -46,8 +45,7 @@ fn run() -> TempDir {
 /// Maps 64 KiB of guest RAM, the same in each record.
 fn map(iova: u64) -> Event {
     Event::Map(Mapping {
-        iova,
-        last: iova + 0xffff,
+        range: Range::new(Iova(iova), 0x1_0000).unwrap(),
         readable: true,
         writable: true,
         backing: Backing::Ram(FileSpan {
@@ -69,7 +67,7 @@ fn command(device: &Recorder, number: u32, address: u64, outcome: DmaOutcome) {
         origin,
         purpose: Purpose::Payload,
         direction: Direction::Write,
-        address,
+        address: Iova(address),
         len: 0x1000,
         route: Route::GuestRam,
         completer: Completer::GuestRam,

@@ -128,6 +128,7 @@ fn rates(records: &[Record], route: Route) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use peerbar_flight::{Completer, Direction, Dma, Recorder};
+    use peerbar_pci::Iova;
 
     use super::*;
 
@@ -157,7 +158,7 @@ mod tests {
             origin: Origin::command(1, command),
             purpose: Purpose::Payload,
             direction: Direction::Write,
-            address: 0,
+            address: Iova(0),
             len,
             route,
             completer: Completer::PeerBar,

@@ -21,7 +21,7 @@ pub(crate) fn dma(tag: Tag, segment: DmaSegment, result: &SegmentResult) -> Dma 
         origin: tag.origin,
         purpose: tag.purpose,
         direction: segment.direction,
-        address: segment.address.0,
+        address: segment.address,
         len: segment.len as u64,
         route: result.route,
         completer: result.completer(),
@@ -61,28 +61,18 @@ fn outcome(fault: DmaFault) -> DmaOutcome {
 /// Returns the event of a new mapping.
 pub(crate) fn map(range: Range<Iova>, access: MapAccess, backing: Backing) -> Event {
     Event::Map(Mapping {
-        iova: range.first().0,
-        last: range.last().0,
+        range,
         readable: access.readable,
         writable: access.writable,
         backing,
     })
 }
 
-/// Returns the event of an unmap.
-pub(crate) fn unmap(range: Range<Iova>) -> Event {
-    Event::Unmap {
-        iova: range.first().0,
-        last: range.last().0,
-    }
-}
-
 /// Returns the event of one of the function's own windows, open or closed.
 pub(crate) fn window(id: WindowId, window: Option<&OwnWindow>) -> Event {
     Event::Window(WindowEvent {
         id,
-        address: window.map_or(0, |window| window.range.first().0),
-        size: window.map_or(0, |window| window.range.size()),
+        range: window.map(|window| window.range),
         memory: match window.map(|window| &window.memory) {
             Some(OwnWindowMemory::Span(_)) => WindowKind::Memory,
             Some(OwnWindowMemory::Pages(_)) => WindowKind::Pages,
@@ -98,8 +88,7 @@ pub(crate) fn peer(recorder: &Recorder, peer: PeerId, windows: &[PeerWindow]) {
     for window in windows {
         recorder.record(Event::PeerWindow(PeerWindowEvent {
             peer: peer.0,
-            address: window.range.first().0,
-            size: window.range.size(),
+            range: window.range,
             claim: window.claim,
             memory: match window.memory {
                 PeerMemory::Span(_) => WindowKind::Memory,

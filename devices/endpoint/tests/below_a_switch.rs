@@ -291,7 +291,7 @@ fn register_write_is_recorded_with_the_peer_that_made_it() {
     let owner = |address| {
         let windows = flight.records.iter();
         let mut windows = windows.filter_map(|record| match record.event {
-            Event::PeerWindow(window) if window.address == address => Some(window.peer),
+            Event::PeerWindow(window) if window.range.first().0 == address => Some(window.peer),
             _ => None,
         });
         windows.next().unwrap()

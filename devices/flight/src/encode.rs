@@ -29,6 +29,7 @@
 //! command, its number with bit 63 set. Memory is 0 registers, 1 memory, 2 pages, 3 gone.
 
 use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+use peerbar_pci::{BusAddress, Iova, Range};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -101,7 +102,7 @@ impl Raw {
 fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
     match *event {
         Event::Map(mapping) => encode_mapping(&mapping),
-        Event::Unmap { iova, last } => (2, [0; 3], [iova, last, 0, 0, 0]),
+        Event::Unmap(range) => (2, [0; 3], [range.first().0, range.last().0, 0, 0, 0]),
         Event::Dma(dma) => encode_dma(&dma),
         Event::Begin { origin, opcode } => (4, [opcode, 0, 0], [from_origin(origin), 0, 0, 0, 0]),
         Event::End { origin, status } => (5, [0; 3], [from_origin(origin), status.into(), 0, 0, 0]),
@@ -112,12 +113,15 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
                 WindowId::Bar(bar) => bar,
             };
             let small = [id, window.memory as u8, 0];
-            (6, small, [window.address, window.size, 0, 0, 0])
+            let range = window.range;
+            let address = range.map_or(0, |range| range.first().0);
+            let size = range.map_or(0, |range| range.size());
+            (6, small, [address, size, 0, 0, 0])
         }
         Event::PeerWindow(window) => {
             let words = [
-                window.address,
-                window.size,
+                window.range.first().0,
+                window.range.size(),
                 window.peer.into(),
                 window.claim,
                 0,
@@ -176,8 +180,8 @@ fn encode_mapping(mapping: &Mapping) -> (u8, [u8; 3], [u64; 5]) {
         Backing::RemoteRam(span) => (2, span),
     };
     let words = [
-        mapping.iova,
-        mapping.last,
+        mapping.range.first().0,
+        mapping.range.last().0,
         span.device,
         span.inode,
         span.offset,
@@ -189,7 +193,13 @@ fn encode_dma(dma: &Dma) -> (u8, [u8; 3], [u64; 5]) {
     let (outcome, errno) = from_outcome(dma.outcome);
     let way = dma.route as u64 | (dma.completer as u64) << 8 | u64::from(errno) << 16;
     let small = [dma.purpose as u8, dma.direction as u8, outcome];
-    let words = [dma.address, dma.len, from_origin(dma.origin), way, dma.took];
+    let words = [
+        dma.address.0,
+        dma.len,
+        from_origin(dma.origin),
+        way,
+        dma.took,
+    ];
     (3, small, words)
 }
 
@@ -198,10 +208,7 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
     let [one, two, three, four, _] = words;
     Some(match kind {
         1 => Event::Map(decode_mapping(small, words)?),
-        2 if two >= one => Event::Unmap {
-            iova: one,
-            last: two,
-        },
+        2 => Event::Unmap(Range::from_bounds(Iova(one), Iova(two))?),
         3 => Event::Dma(decode_dma(small, words)?),
         4 => Event::Begin {
             origin: to_origin(one)?,
@@ -217,14 +224,12 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
                 PMR => WindowId::Pmr,
                 bar => WindowId::Bar(bar),
             },
-            address: one,
-            size: two,
+            range: Range::new(BusAddress(one), two),
             memory: WindowKind::from_repr(second)?,
         }),
         7 => Event::PeerWindow(PeerWindowEvent {
             peer: three.try_into().ok()?,
-            address: one,
-            size: two,
+            range: Range::new(BusAddress(one), two)?,
             claim: four,
             memory: WindowKind::from_repr(second)?,
         }),
@@ -283,9 +288,8 @@ fn decode_mapping(
         inode,
         offset,
     };
-    (last >= iova).then_some(Mapping {
-        iova,
-        last,
+    Some(Mapping {
+        range: Range::from_bounds(Iova(iova), Iova(last))?,
         readable: access & 1 != 0,
         writable: access & 2 != 0,
         backing: match backing {
@@ -306,7 +310,7 @@ fn decode_dma(
         origin: to_origin(origin)?,
         purpose: Purpose::from_repr(purpose)?,
         direction: Direction::from_repr(direction)?,
-        address,
+        address: Iova(address),
         len,
         route: Route::from_repr(route)?,
         completer: Completer::from_repr(completer)?,
@@ -401,14 +405,18 @@ mod tests {
         (any::<[u64; 2]>(), any::<[bool; 2]>(), backings).prop_map(
             |([one, two], [readable, writable], backing)| {
                 Event::Map(Mapping {
-                    iova: one.min(two),
-                    last: one.max(two),
+                    range: between(one, two),
                     readable,
                     writable,
                     backing,
                 })
             },
         )
+    }
+
+    /// Returns the range between two addresses in any order.
+    fn between(one: u64, two: u64) -> Range<Iova> {
+        Range::from_bounds(Iova(one.min(two)), Iova(one.max(two))).unwrap()
     }
 
     fn dmas() -> impl Strategy<Value = Event> {
@@ -427,7 +435,7 @@ mod tests {
                     origin,
                     purpose,
                     direction,
-                    address,
+                    address: Iova(address),
                     len,
                     route,
                     completer,
@@ -448,10 +456,7 @@ mod tests {
         let numbers = (any::<[u64; 3]>(), any::<u32>(), any::<u16>(), any::<bool>());
         (origins(), memories, numbers, 0..13).prop_map(
             |(origin, memory, ([one, two, three], number, half, on), kind)| match kind {
-                0 => Event::Unmap {
-                    iova: one.min(two),
-                    last: one.max(two),
-                },
+                0 => Event::Unmap(between(one, two)),
                 1 => Event::Begin {
                     origin,
                     opcode: half.to_le_bytes()[0],
@@ -465,14 +470,12 @@ mod tests {
                         true => WindowId::Cmb,
                         false => WindowId::Bar(number.to_le_bytes()[0] & 7),
                     },
-                    address: one,
-                    size: two,
+                    range: Range::new(BusAddress(one), two),
                     memory,
                 }),
                 4 => Event::PeerWindow(PeerWindowEvent {
                     peer: number,
-                    address: one,
-                    size: two,
+                    range: Range::new(BusAddress(one), two % (u64::MAX - one) + 1).unwrap(),
                     claim: three,
                     memory,
                 }),

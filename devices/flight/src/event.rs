@@ -1,6 +1,7 @@
 //! The recorded events.
 
 use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+use peerbar_pci::{BusAddress, Iova, Range};
 use strum::{Display, FromRepr};
 
 /// An event, and its time.
@@ -20,14 +21,8 @@ pub struct Record {
 pub enum Event {
     /// The client maps (vfio-user, DMA_MAP).
     Map(Mapping),
-    /// The client unmaps all between two addresses, both included (vfio-user, DMA_UNMAP). The range
-    /// may have been unmapped already.
-    Unmap {
-        /// First IOVA.
-        iova: u64,
-        /// Last IOVA.
-        last: u64,
-    },
+    /// The client unmaps a range (vfio-user, DMA_UNMAP), which may have been unmapped already.
+    Unmap(Range<Iova>),
     /// A segment of a DMA. All of it took one route.
     Dma(Dma),
     /// A command begins.
@@ -129,10 +124,8 @@ pub struct Injection {
 /// A range of IOVAs and its backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First IOVA.
-    pub iova: u64,
-    /// Last IOVA, not less than the first.
-    pub last: u64,
+    /// Its addresses.
+    pub range: Range<Iova>,
     /// Reads through it are permitted.
     pub readable: bool,
     /// Writes through it are permitted.
@@ -142,14 +135,9 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Returns the length in bytes; 2^64 counts as one less.
-    pub fn size(&self) -> u64 {
-        self.last.saturating_sub(self.iova).saturating_add(1)
-    }
-
-    /// Returns the part of it from `iova` to `last`.
-    pub(crate) fn part(&self, iova: u64, last: u64) -> Self {
-        let skip = iova.saturating_sub(self.iova);
+    /// Returns the part of it with these addresses.
+    pub(crate) fn part(&self, range: Range<Iova>) -> Self {
+        let skip = self.range.offset_of(range.first()).unwrap_or_default();
         let after = |span: FileSpan| FileSpan {
             offset: span.offset.saturating_add(skip),
             ..span
@@ -160,8 +148,7 @@ impl Mapping {
             Backing::Device => Backing::Device,
         };
         Self {
-            iova,
-            last,
+            range,
             backing,
             ..*self
         }
@@ -210,7 +197,7 @@ pub struct Dma {
     /// The direction of the data.
     pub direction: Direction,
     /// First address.
-    pub address: u64,
+    pub address: Iova,
     /// Length in bytes.
     pub len: u64,
     /// The route.
@@ -278,10 +265,8 @@ pub enum DmaOutcome {
 pub struct WindowEvent {
     /// The window.
     pub id: WindowId,
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes; 0 if it is closed.
-    pub size: u64,
+    /// Its bus addresses; `None` if it is closed.
+    pub range: Option<Range<BusAddress>>,
     /// The memory behind it.
     pub memory: WindowKind,
 }
@@ -316,10 +301,8 @@ pub enum WindowKind {
 pub struct PeerWindowEvent {
     /// The peer's number at the switch.
     pub peer: u32,
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes.
-    pub size: u64,
+    /// Its bus addresses.
+    pub range: Range<BusAddress>,
     /// If several windows cover one address, the one with the smallest claim answers.
     pub claim: u64,
     /// The memory behind it.

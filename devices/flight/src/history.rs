@@ -1,9 +1,9 @@
 //! Mappings over time and the commands that used them: the records, followed one by one.
 
 use std::collections::{HashMap, HashSet};
-use std::ops::RangeInclusive;
 
 use peerbar_dma_log::{Origin, Purpose};
+use peerbar_pci::{Iova, Range};
 use rangemap::RangeInclusiveMap;
 
 use crate::event::{Dma, DmaOutcome, Event, Mapping, Record};
@@ -130,7 +130,7 @@ const WHOLE: u64 = 1 << 40;
 pub(crate) fn is_teardown(event: &Event) -> bool {
     match event {
         Event::Client(false) | Event::BusMaster(false) => true,
-        Event::Unmap { iova, last } => last.saturating_sub(*iova) >= WHOLE,
+        Event::Unmap(range) => range.size() > WHOLE,
         _ => false,
     }
 }
@@ -204,7 +204,8 @@ impl History {
     pub fn current(&self) -> impl Iterator<Item = (Mapping, &MappingLife)> {
         self.live.iter().filter_map(|(range, number)| {
             let life = self.mappings.get(*number)?;
-            Some((life.mapping.part(*range.start(), *range.end()), life))
+            let range = Range::from_bounds(Iova(*range.start()), Iova(*range.end()))?;
+            Some((life.mapping.part(range), life))
         })
     }
 
@@ -214,7 +215,8 @@ impl History {
     }
 
     /// Returns the mappings around an address after all added records.
-    pub fn around(&self, address: u64) -> Surroundings {
+    pub fn around(&self, address: Iova) -> Surroundings {
+        let Iova(address) = address;
         let at = self.live.get(&address).copied();
         let below = address.checked_sub(1).map(|last| 0..=last);
         let above = address.checked_add(1).map(|first| first..=u64::MAX);
@@ -238,17 +240,17 @@ impl History {
 
     /// Returns the number of bytes from `address` to the end of the mapping that holds it; 2^64
     /// counts as one less.
-    pub(crate) fn left_at(&self, address: u64) -> Option<u64> {
-        let (range, _) = self.live.get_key_value(&address)?;
-        Some(range.end().saturating_sub(address).saturating_add(1))
+    pub(crate) fn left_at(&self, address: Iova) -> Option<u64> {
+        let (range, _) = self.live.get_key_value(&address.0)?;
+        Some(range.end().saturating_sub(address.0).saturating_add(1))
     }
 
     /// Returns the addresses of a mapping and of its neighbours that were mapped together with it,
     /// for the same command: some IOMMUs map each page separately.
-    pub fn contiguous_range(&self, number: usize) -> Option<RangeInclusive<u64>> {
+    pub fn contiguous_range(&self, number: usize) -> Option<Range<Iova>> {
         let life = self.mappings.get(number)?;
         let alike = |one: &MappingLife, next: &MappingLife| {
-            one.mapping.last.checked_add(1) == Some(next.mapping.iova)
+            one.mapping.range.last().checked_add(1) == Some(next.mapping.range.first())
                 && one.mapping.writable == next.mapping.writable
                 && one.first_user.is_some()
                 && one.first_user == next.first_user
@@ -268,7 +270,7 @@ impl History {
             }
             last = later;
         }
-        Some(first.mapping.iova..=last.mapping.last)
+        Range::from_bounds(first.mapping.range.first(), last.mapping.range.last())
     }
 
     /// Adds the next record. Returns its context if it is a DMA.
@@ -285,7 +287,7 @@ impl History {
             Event::Client(_) => self.is_master = Some(false),
             Event::BusMaster(on) => self.is_master = Some(on),
             Event::Map(mapping) => self.map(mapping, at),
-            Event::Unmap { iova, last } => self.unmap(iova, last, at),
+            Event::Unmap(range) => self.unmap(range, at),
             Event::Begin { origin, opcode } => self.begin(origin, opcode, at),
             Event::End { origin, .. } => self.end(origin, at),
             Event::Dma(dma) => return Some(self.dma(dma, at)),
@@ -296,7 +298,7 @@ impl History {
 
     fn map(&mut self, mapping: Mapping, at: Moment) {
         // No address is mapped there, unless the record of an unmap is lost.
-        self.unmap(mapping.iova, mapping.last, at);
+        self.unmap(mapping.range, at);
         let number = self.mappings.len();
         self.mappings.push(MappingLife {
             mapping,
@@ -308,20 +310,21 @@ impl History {
             only_payload: true,
             is_of_machine: self.is_master == Some(false),
         });
-        self.live.insert(mapping.iova..=mapping.last, number);
+        self.live.insert(mapping.range.numbers(), number);
         self.maps += 1;
         self.current_count += 1;
-        self.current_bytes = self.current_bytes.saturating_add(mapping.size());
+        self.current_bytes = self.current_bytes.saturating_add(mapping.range.size());
         self.peak = self.peak.max(self.current_count);
     }
 
-    fn unmap(&mut self, iova: u64, last: u64, at: Moment) {
-        let met = self.live.overlapping(iova..=last);
+    fn unmap(&mut self, range: Range<Iova>, at: Moment) {
+        let range = range.numbers();
+        let met = self.live.overlapping(range.clone());
         let met: Vec<_> = met.map(|(span, life)| (span.clone(), *life)).collect();
-        self.live.remove(iova..=last);
+        self.live.remove(range.clone());
         self.unmaps += u64::from(!met.is_empty());
         for (span, number) in met {
-            let gone = iova.max(*span.start())..=last.min(*span.end());
+            let gone = *range.start().max(span.start())..=*range.end().min(span.end());
             let bytes = gone.end().saturating_sub(*gone.start()).saturating_add(1);
             self.current_bytes = self.current_bytes.saturating_sub(bytes);
             let unmapped = Unmapped {
@@ -332,8 +335,7 @@ impl History {
                 continue;
             };
             self.unmapped_ranges.insert(gone, unmapped);
-            let whole = life.mapping.iova..=life.mapping.last;
-            let mut left = self.live.overlapping(whole);
+            let mut left = self.live.overlapping(life.mapping.range.numbers());
             if life.unmapped.is_none() && left.all(|(_, other)| *other != number) {
                 life.unmapped = Some(at);
                 self.current_count = self.current_count.saturating_sub(1);
@@ -364,7 +366,7 @@ impl History {
         self.dmas += 1;
         self.failed += u64::from(dma.outcome != DmaOutcome::Done);
         self.injected += u64::from(dma.outcome == DmaOutcome::Injected);
-        let life = self.live.get(&dma.address).copied();
+        let life = self.live.get(&dma.address.0).copied();
         let running = self.running.get_mut(&dma.origin);
         let command = running.as_ref().map(|running| running.command);
         if let Some((number, life)) =

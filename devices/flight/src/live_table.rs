@@ -1,8 +1,8 @@
 //! The current mappings and windows, and the slot of each in the table of the file.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 
+use peerbar_pci::{Iova, Range};
 use rangemap::RangeInclusiveMap;
 
 use crate::event::{Event, Mapping, WindowId};
@@ -44,16 +44,16 @@ impl LiveTable {
     pub(crate) fn apply(&mut self, event: &Event) -> Vec<Change> {
         match event {
             Event::Map(mapping) => {
-                let mut changes = self.unmap(mapping.iova..=mapping.last);
+                let mut changes = self.unmap(mapping.range);
                 changes.extend(self.hold(*mapping));
                 changes
             }
-            Event::Unmap { iova, last } => self.unmap(*iova..=*last),
+            Event::Unmap(range) => self.unmap(*range),
             Event::Window(window) => {
                 let old = self.windows.remove(&window.id);
                 let mut changes: Vec<Change> =
                     old.map(|slot| self.free(slot)).into_iter().collect();
-                if window.size > 0 {
+                if window.range.is_some() {
                     if let Some(slot) = self.take() {
                         self.windows.insert(window.id, slot);
                         changes.push((slot, Some(*event)));
@@ -77,20 +77,17 @@ impl LiveTable {
     }
 
     /// Removes a range from all mappings. The parts on either side stay.
-    fn unmap(&mut self, range: RangeInclusive<u64>) -> Vec<Change> {
-        let met = self.mappings.overlapping(&range);
-        let met: Vec<_> = met.map(|(span, held)| (span.clone(), *held)).collect();
-        self.mappings.remove(range.clone());
+    fn unmap(&mut self, range: Range<Iova>) -> Vec<Change> {
+        let met = self.mappings.overlapping(range.numbers());
+        let met: Vec<LiveMapping> = met.map(|(_, held)| *held).collect();
+        self.mappings.remove(range.numbers());
         let mut changes = Vec::new();
-        for (span, held) in met {
-            changes.extend(held.slot.map(|slot| self.free(slot)));
-            let before = range.start().checked_sub(1);
-            let after = range.end().checked_add(1);
-            if let Some(last) = before.filter(|last| last >= span.start()) {
-                changes.extend(self.hold(held.whole.part(*span.start(), last)));
-            }
-            if let Some(first) = after.filter(|first| first <= span.end()) {
-                changes.extend(self.hold(held.whole.part(first, *span.end())));
+        for LiveMapping { whole, slot } in met {
+            changes.extend(slot.map(|slot| self.free(slot)));
+            let before = whole.range.before(range.first());
+            let after = whole.range.after(range.last());
+            for rest in before.into_iter().chain(after) {
+                changes.extend(self.hold(whole.part(rest)));
             }
         }
         changes
@@ -98,8 +95,8 @@ impl LiveTable {
 
     fn hold(&mut self, whole: Mapping) -> Option<Change> {
         let slot = self.take();
-        let range = whole.iova..=whole.last;
-        self.mappings.insert(range, LiveMapping { whole, slot });
+        let held = LiveMapping { whole, slot };
+        self.mappings.insert(whole.range.numbers(), held);
         Some((slot?, Some(Event::Map(whole))))
     }
 
@@ -123,13 +120,18 @@ impl LiveTable {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_pci::BusAddress;
+
     use super::*;
     use crate::event::{Backing, FileSpan, PeerWindowEvent, WindowEvent, WindowKind};
 
+    fn between(first: u64, last: u64) -> Range<Iova> {
+        Range::from_bounds(Iova(first), Iova(last)).unwrap()
+    }
+
     fn ram(iova: u64, last: u64, offset: u64) -> Mapping {
         Mapping {
-            iova,
-            last,
+            range: between(iova, last),
             readable: true,
             writable: true,
             backing: Backing::Ram(FileSpan {
@@ -157,10 +159,7 @@ mod tests {
         let mut live = LiveTable::new(8);
         let events = [
             Event::Map(ram(0x1000, 0x4fff, 0x10_0000)),
-            Event::Unmap {
-                iova: 0x2000,
-                last: 0x2fff,
-            },
+            Event::Unmap(between(0x2000, 0x2fff)),
         ];
         let table: Vec<Event> = after(&mut live, &events).into_values().collect();
         assert_eq!(table.len(), 2);
@@ -174,10 +173,7 @@ mod tests {
         let first = Event::Map(ram(0, 0xfff, 0));
         let second = Event::Map(ram(0x1000, 0x1fff, 0x1000));
         assert_eq!(after(&mut live, &[first, second]).len(), 2);
-        let all = Event::Unmap {
-            iova: 0,
-            last: u64::MAX,
-        };
+        let all = Event::Unmap(between(0, u64::MAX));
         let freed = live.apply(&all);
         assert_eq!(freed.len(), 2);
         assert!(freed.iter().all(|(_, event)| event.is_none()));
@@ -189,10 +185,7 @@ mod tests {
         let events = [0x1000, 0x3000].map(|iova| Event::Map(ram(iova, iova + 0xfff, 0)));
         assert_eq!(after(&mut live, &events).len(), 1);
         assert_eq!(live.untracked, 1);
-        let unmap = Event::Unmap {
-            iova: 0,
-            last: 0xffff,
-        };
+        let unmap = Event::Unmap(between(0, 0xffff));
         live.apply(&unmap);
         assert_eq!(after(&mut live, &events[..1]).len(), 1);
         assert_eq!(live.untracked, 1);
@@ -204,15 +197,13 @@ mod tests {
         let window = |address, size| {
             Event::Window(WindowEvent {
                 id: WindowId::Bar(2),
-                address,
-                size,
+                range: Range::new(BusAddress(address), size),
                 memory: WindowKind::Memory,
             })
         };
         let peer = Event::PeerWindow(PeerWindowEvent {
             peer: 3,
-            address: 0x9000,
-            size: 0x1000,
+            range: Range::new(BusAddress(0x9000), 0x1000).unwrap(),
             claim: 1,
             memory: WindowKind::Registers,
         });

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use peerbar_dma_log::{Direction, Origin, Purpose, Route};
+use peerbar_pci::Iova;
 
 use crate::event::{Dma, DmaOutcome, Event, FileSpan, Mapping, Record};
 use crate::file::Flight;
@@ -80,7 +81,7 @@ pub struct Finding {
     /// shared page, the time of the second mapping.
     pub at: Moment,
     /// First address.
-    pub address: u64,
+    pub address: Iova,
     /// Length in bytes.
     pub len: u64,
     /// The mapping concerned, and a time: when it was unmapped; for [`FindingKind::Remapped`],
@@ -98,7 +99,7 @@ pub struct Sanitizer {
     history: History,
     findings: Vec<Finding>,
     /// The end of the last good segment of each origin's DMA, and its mapping.
-    ends: HashMap<Origin, (u64, usize)>,
+    ends: HashMap<Origin, (Iova, usize)>,
 }
 
 impl Sanitizer {
@@ -218,7 +219,7 @@ impl Sanitizer {
     }
 
     /// Returns `true` if a driver had mapped an address that is now unmapped.
-    fn was_mapped(&self, address: u64) -> bool {
+    fn was_mapped(&self, address: Iova) -> bool {
         let was = self.history.around(address).was;
         let life = was.and_then(|unmapped| self.history.mapping(unmapped.life));
         life.is_some_and(|life| !life.is_of_machine)
@@ -247,8 +248,8 @@ impl Sanitizer {
                 origin: command.origin,
                 command: Some(command),
                 at: now,
-                address: mapping.iova,
-                len: mapping.size(),
+                address: mapping.range.first(),
+                len: mapping.range.size(),
                 mapping: Some((life.mapping, until)),
                 other: None,
             })
@@ -265,7 +266,7 @@ impl Sanitizer {
 
 /// Returns `true` if a mapping is one that a driver makes for a command's data.
 fn is_for_payload(life: &MappingLife) -> bool {
-    life.only_payload && life.users > 0 && life.mapping.size() <= LARGEST
+    life.only_payload && life.users > 0 && life.mapping.range.size() <= LARGEST
 }
 
 /// A page of guest RAM and a mapping of it for a device.
@@ -344,7 +345,7 @@ fn page_uses<'a>(histories: &[&'a History], most: u64) -> (Vec<PageUse<'a>>, u64
     let (mut left, mut beyond) = (most, 0_u64);
     for (device, history) in histories.iter().enumerate() {
         for life in history.mappings.iter().filter(|life| is_comparable(life)) {
-            let count = life.mapping.size().div_ceil(PAGE);
+            let count = life.mapping.range.size().div_ceil(PAGE);
             match left.checked_sub(count) {
                 Some(rest) => left = rest,
                 None => {
@@ -383,7 +384,7 @@ fn collisions<'a>(uses: &'a [PageUse<'a>]) -> impl Iterator<Item = (usize, Findi
 /// Returns the locations of a mapping's pages in their file.
 fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     let file = mapping.backing.file();
-    let size = mapping.size();
+    let size = mapping.range.size();
     file.into_iter().flat_map(move |span| {
         let pages = size.div_ceil(PAGE);
         (0..pages).map(move |page| FileSpan {
@@ -407,7 +408,7 @@ fn sharing(first: &PageUse<'_>, second: &PageUse<'_>) -> Finding {
         origin: command.map_or(Origin::Device, |command| command.origin),
         command,
         at: second.life.mapped,
-        address: second.life.mapping.iova.saturating_add(skip),
+        address: second.life.mapping.range.first().saturating_add(skip),
         len: PAGE,
         mapping: Some((first.life.mapping, first.life.mapped)),
         other: Some((first.device, first.life.first_user)),

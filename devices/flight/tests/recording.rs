@@ -13,6 +13,7 @@ use peerbar_flight::{
     Backing, Completer, Direction, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, Flight,
     FlightError, FlightFile, Injection, Level, Mapping, Origin, Purpose, Recorder, Route,
 };
+use peerbar_pci::{Iova, Range};
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
@@ -34,8 +35,7 @@ fn recording_path() -> (TempDir, PathBuf) {
 
 fn mapping(iova: u64) -> Event {
     Event::Map(Mapping {
-        iova,
-        last: iova + 0xfff,
+        range: Range::new(Iova(iova), 0x1000).unwrap(),
         readable: true,
         writable: false,
         backing: Backing::Ram(FileSpan {
@@ -47,10 +47,7 @@ fn mapping(iova: u64) -> Event {
 }
 
 fn unmapping(iova: u64) -> Event {
-    Event::Unmap {
-        iova,
-        last: iova + 0xfff,
-    }
+    Event::Unmap(Range::new(Iova(iova), 0x1000).unwrap())
 }
 
 fn dma(outcome: DmaOutcome) -> Dma {
@@ -58,7 +55,7 @@ fn dma(outcome: DmaOutcome) -> Dma {
         origin: Origin::command(1, 17u16),
         purpose: Purpose::Payload,
         direction: Direction::Write,
-        address: 0x7000,
+        address: Iova(0x7000),
         len: 0x1000,
         route: Route::GuestRam,
         completer: Completer::GuestRam,

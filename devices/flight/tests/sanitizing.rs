@@ -10,6 +10,7 @@ use peerbar_flight::{
     Backing, Completer, Direction, Dma, DmaOutcome, Event, FileSpan, Finding, FindingKind, History,
     Mapping, Origin, Purpose, Record, Route, Sanitizer, SharedPages, shared,
 };
+use peerbar_pci::{Iova, Range};
 use proptest::prelude::*;
 
 const MILLISECOND: u64 = 1_000_000;
@@ -46,10 +47,8 @@ impl Story {
             inode: 2,
             offset,
         });
-        let last = iova + (size - 1);
         self.then(Event::Map(Mapping {
-            iova,
-            last,
+            range: Range::new(Iova(iova), size).unwrap(),
             readable: true,
             writable,
             backing,
@@ -57,10 +56,7 @@ impl Story {
     }
 
     fn unmap(self, iova: u64, size: u64) -> Self {
-        self.then(Event::Unmap {
-            iova,
-            last: iova + (size - 1),
-        })
+        self.then(Event::Unmap(Range::new(Iova(iova), size).unwrap()))
     }
 
     fn begin(self, command: u32) -> Self {
@@ -92,7 +88,7 @@ impl Story {
             origin: origin(command),
             purpose,
             direction: Direction::Write,
-            address,
+            address: Iova(address),
             len,
             route: Route::GuestRam,
             completer: Completer::GuestRam,
@@ -177,14 +173,22 @@ fn fault_is_reported_with_the_history_of_its_address() {
     let fault = &history.faults[0];
     assert_eq!(fault.command.unwrap().origin, origin(18));
     let near = fault.around;
-    let iova = |number: Option<usize>| history.mapping(number.unwrap()).unwrap().mapping.iova;
+    let iova = |number: Option<usize>| {
+        history
+            .mapping(number.unwrap())
+            .unwrap()
+            .mapping
+            .range
+            .first()
+            .0
+    };
     assert_eq!(
         (near.at, iova(near.below), iova(near.above)),
         (None, 0x1000, 0x9000)
     );
     let unmapped = near.was.unwrap();
     let was = history.mapping(unmapped.life).unwrap();
-    assert_eq!((was.mapping.iova, was.mapping.last), (0x4000, 0x5fff));
+    assert_eq!(Some(was.mapping.range), Range::new(Iova(0x4000), 0x2000));
     assert_eq!(was.first_user.unwrap().origin, origin(17));
     assert_eq!(fault.at.nanos - unmapped.unmapped.nanos, 2 * MILLISECOND);
 }
@@ -195,10 +199,11 @@ fn split_mapping_stays_as_its_parts() {
         .map(0x1000, 0x3000, true)
         .unmap(0x2000, 0x1000);
     let history = story.history();
-    let current: Vec<_> = history.current().map(|(m, _)| (m.iova, m.last)).collect();
-    assert_eq!(current, [(0x1000, 0x1fff), (0x3000, 0x3fff)]);
+    let current: Vec<_> = history.current().map(|(m, _)| m.range).collect();
+    let parts = [0x1000, 0x3000].map(|iova| Range::new(Iova(iova), 0x1000).unwrap());
+    assert_eq!(current, parts);
     assert_eq!(history.current_count(), 1);
-    assert!(history.around(0x2000).was.is_some());
+    assert!(history.around(Iova(0x2000)).was.is_some());
     let history = story.unmap(0, 0x10_0000).history();
     assert_eq!((history.current_count(), history.unmaps), (0, 2));
 }
@@ -228,7 +233,7 @@ fn dma_past_the_end_is_found_for_its_own_command_only() {
     let over = over.write(7, 0x4000, 0x1000, DmaOutcome::Done);
     let finding = over.write(7, 0x5000, 0x1000, REFUSED).finding();
     assert_eq!(finding.kind, FindingKind::PastEnd);
-    assert_eq!(finding.mapping.unwrap().0.last, 0x4fff);
+    assert_eq!(finding.mapping.unwrap().0.range.last(), Iova(0x4fff));
     let story = Story::default()
         .command(7, 0x3000)
         .command(9, 0x5000)
@@ -287,7 +292,7 @@ fn a_dma_that_should_have_failed_is_found_though_it_was_done() {
     let short = Story::default().map(0x4000, 0x1000, true).begin(1);
     let finding = short.write(1, 0x4800, 0x1000, DmaOutcome::Done).finding();
     assert_eq!(finding.kind, FindingKind::PastEnd);
-    assert_eq!(finding.mapping.unwrap().0.last, 0x4fff);
+    assert_eq!(finding.mapping.unwrap().0.range.last(), Iova(0x4fff));
 }
 
 #[test]
@@ -300,7 +305,7 @@ fn what_lies_in_a_peer_s_window_is_no_business_of_mappings() {
             origin: origin(8),
             purpose: Purpose::Payload,
             direction: Direction::Write,
-            address,
+            address: Iova(address),
             len: 0x2000,
             route: Route::Peer,
             completer: Completer::PeerBar,
@@ -382,7 +387,7 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
     };
     assert_eq!(
         (finding.kind, finding.address),
-        (FindingKind::Shared, 0x7000)
+        (FindingKind::Shared, Iova(0x7000))
     );
     assert_eq!((finding.origin, milliseconds(finding)), (origin(3), (3, 1)));
     let (first, command) = finding.other.unwrap();
@@ -394,10 +399,8 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
 
 /// Returns a device with two pages for a command's data, at this address.
 fn two_pages(address: u64, backing: Backing) -> History {
-    let last = address + 0x1fff;
     let story = Story::default().then(Event::Map(Mapping {
-        iova: address,
-        last,
+        range: Range::new(Iova(address), 0x2000).unwrap(),
         readable: true,
         writable: true,
         backing,
@@ -468,9 +471,11 @@ fn pages_of_one_command_are_one_contiguous_range() {
         .write(2, 0x7000, 8, DmaOutcome::Done)
         .history();
     for number in 0..3 {
-        assert_eq!(history.contiguous_range(number), Some(0x4000..=0x6fff));
+        let range = Range::new(Iova(0x4000), 0x3000);
+        assert_eq!(history.contiguous_range(number), range);
     }
-    assert_eq!(history.contiguous_range(3), Some(0x7000..=0x7fff));
+    let range = Range::new(Iova(0x7000), 0x1000);
+    assert_eq!(history.contiguous_range(3), range);
     assert_eq!(history.contiguous_range(4), None);
 }
 
@@ -509,10 +514,10 @@ proptest! {
         }
         let story = steps.into_iter().fold(Story::default(), strange);
         let history = story.history();
-        let lives = |address: &u64| history.around(*address).at.is_some();
+        let lives = |address: &u64| history.around(Iova(*address)).at.is_some();
         let current: Vec<bool> = (0..80).map(|address| lives(&address)).collect();
         prop_assert_eq!(current, model);
-        let sum: u64 = history.current().map(|(mapping, _)| mapping.size()).sum();
+        let sum: u64 = history.current().map(|(mapping, _)| mapping.range.size()).sum();
         prop_assert_eq!(sum, model.iter().filter(|mapped| **mapped).count() as u64);
         let ended = history.mappings.iter().filter(|life| life.unmapped.is_some()).count();
         prop_assert_eq!(history.current_count() + ended, history.mappings.len());

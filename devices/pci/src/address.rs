@@ -11,6 +11,7 @@
 //! client lends guest memory by them (vhost-user), as `vm_memory::GuestAddress`.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::de::Error as _;
@@ -174,6 +175,11 @@ impl<A: Address> Range<A> {
     #[inline]
     fn distance(&self) -> u64 {
         self.last.get() - self.first.get()
+    }
+
+    /// Returns the numbers of its addresses.
+    pub fn numbers(&self) -> RangeInclusive<u64> {
+        self.first.get()..=self.last.get()
     }
 
     /// Returns `true` if the address lies in the range.

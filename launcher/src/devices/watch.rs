@@ -201,6 +201,7 @@ impl WatchedDevice {
 mod tests {
     use peerbar_flight::{Completer, Direction, Dma, Level, Origin, Recorder};
     use peerbar_lab::folder::flight_record;
+    use peerbar_pci::Iova;
 
     use super::*;
 
@@ -210,7 +211,7 @@ mod tests {
             origin: Origin::Queue(1),
             purpose: Purpose::Payload,
             direction: Direction::Read,
-            address,
+            address: Iova(address),
             len: 8,
             route: Route::Upstream,
             completer: Completer::Unknown,

@@ -1,6 +1,7 @@
 //! The target of a mapping: guest RAM and its address, or a device's BAR.
 
 use peerbar_flight::{Backing, Mapping, WindowEvent, WindowId};
+use peerbar_pci::{BusAddress, Range};
 
 use super::recorded::{Recorded, RecordedDevice};
 
@@ -57,7 +58,9 @@ impl Behind {
             Backing::Device => recorded
                 .devices
                 .iter()
-                .find_map(|device| Some((device, window_at(device, mapping.iova)?)))
+                .find_map(|device| {
+                    Some((device, window_at(device, mapping.range.first().on_bus())?))
+                })
                 .map_or(Self::Device, |(device, window)| {
                     Self::Bar(device.name.clone(), window.id)
                 }),
@@ -85,13 +88,13 @@ pub(super) fn window_name(id: WindowId) -> String {
 
 /// Returns the window of the device itself at a bus address, its BARs first, since the CMB and the
 /// PMR are in one.
-pub(super) fn window_at(device: &RecordedDevice, address: u64) -> Option<WindowEvent> {
+pub(super) fn window_at(device: &RecordedDevice, address: BusAddress) -> Option<WindowEvent> {
     let mut windows = device.windows();
     windows.sort_by_key(|window| !matches!(window.id, WindowId::Bar(_)));
-    windows.into_iter().find(|window| {
-        let offset = address.checked_sub(window.address);
-        offset.is_some_and(|offset| offset < window.size)
-    })
+    let holds = |range: Range<BusAddress>| range.contains(address);
+    windows
+        .into_iter()
+        .find(|window| window.range.is_some_and(holds))
 }
 
 #[cfg(test)]

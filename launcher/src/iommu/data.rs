@@ -76,8 +76,8 @@ fn mapping(recorded: &Recorded, mapping: &Mapping) -> Value {
         Behind::Device => json!({ "device": null }),
     };
     json!({
-        "iova": mapping.iova,
-        "size": mapping.size(),
+        "iova": mapping.range.first().0,
+        "size": mapping.range.size(),
         "access": access(mapping),
         "behind": behind,
     })
@@ -101,7 +101,7 @@ pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault)
         "seconds": device.seconds(fault.at.nanos),
         "origin": dma.origin.to_string(),
         "operation": fault.command.map(|command| device.kind.operation(dma.origin, command.opcode)),
-        "address": dma.address,
+        "address": dma.address.0,
         "size": dma.len,
         "direction": direction(dma.direction),
         "outcome": dma.outcome.to_string(),
@@ -109,7 +109,7 @@ pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault)
         "was": was,
         "nearest_below": life(fault.around.below),
         "nearest_above": life(fault.around.above),
-        "kernel": recorded.kernel.lines(&device.name, dma.address, dma.len),
+        "kernel": recorded.kernel.lines(&device.name, dma.address.0, dma.len),
     })
 }
 
@@ -121,9 +121,9 @@ fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Finding) -> V
         "device": device.name,
         "origin": finding.origin.to_string(),
         "seconds": device.seconds(finding.at.nanos),
-        "address": finding.address,
+        "address": finding.address.0,
         "size": finding.len,
-        "mapping_iova": finding.mapping.map(|(mapping, _)| mapping.iova),
+        "mapping_iova": finding.mapping.map(|(mapping, _)| mapping.range.first().0),
         "mapping_seconds": finding.mapping.map(|(_, moment)| then(moment)),
         "other_device": other.map(|(device, _)| &device.name),
         "other_origin": other.and_then(|(_, command)| Some(command?.origin.to_string())),

@@ -3,6 +3,7 @@
 use peerbar_flight::{
     Direction, Dma, DmaOutcome, DoorbellEvent, Event, Injection, Mapping, Record, WindowKind,
 };
+use peerbar_pci::{Address, Range};
 
 use super::behind::{Behind, window_name};
 use super::injected::rule as rule_text;
@@ -50,31 +51,26 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
             let behind = Behind::of(mapping, recorded).text();
             format!("map    {} {} {behind}", range(mapping), access(mapping))
         }
-        Event::Unmap { iova, last } => {
-            format!(
-                "unmap  {}",
-                span(iova, last.wrapping_sub(iova).wrapping_add(1))
-            )
-        }
+        Event::Unmap(range) => format!("unmap  {}", addresses(range)),
         Event::Dma(ref dma) => transfer(device, dma),
         Event::Begin { origin, opcode } => {
             format!("begin  {origin}: {}", device.kind.operation(origin, opcode))
         }
         Event::End { origin, status: 0 } => format!("end    {origin}"),
         Event::End { origin, status } => format!("end    {origin}: status {status:#06x}"),
-        Event::Window(window) if window.size == 0 => {
-            format!("window {} closes", window_name(window.id))
-        }
-        Event::Window(window) => format!(
-            "window {} {} {}",
-            window_name(window.id),
-            span(window.address, window.size),
-            memory(window.memory)
-        ),
+        Event::Window(window) => match window.range {
+            None => format!("window {} closes", window_name(window.id)),
+            Some(range) => format!(
+                "window {} {} {}",
+                window_name(window.id),
+                addresses(range),
+                memory(window.memory)
+            ),
+        },
         Event::PeerWindow(window) => format!(
             "peer   {} {} {}",
             window.peer,
-            span(window.address, window.size),
+            addresses(window.range),
             memory(window.memory)
         ),
         Event::PeerLeaves(peer) => format!("peer   {peer} closes its windows"),
@@ -135,15 +131,21 @@ fn injected(device: &RecordedDevice, injection: &Injection) -> String {
 
 /// Returns a mapping's addresses and size.
 pub(crate) fn range(mapping: &Mapping) -> String {
-    span(mapping.iova, mapping.size())
+    addresses(mapping.range)
 }
 
-/// Returns an address and a size; 0 stands for 2^64.
-pub(crate) fn span(address: u64, size: u64) -> String {
-    match size {
-        0 => format!("{address:#014x} all"),
-        size => format!("{address:#014x} {}", human(size)),
+/// Returns the first address and the size of a range.
+pub(crate) fn addresses<A: Address>(range: Range<A>) -> String {
+    match range == Range::all() {
+        true => format!("{:#014x} all", 0),
+        false => span(range.first(), range.size()),
     }
+}
+
+/// Returns an address and a size.
+pub(crate) fn span(address: impl Address, size: u64) -> String {
+    let address = address.get();
+    format!("{address:#014x} {}", human(size))
 }
 
 pub(crate) fn access(mapping: &Mapping) -> &'static str {

@@ -68,7 +68,7 @@ impl RecordedDevice {
                 _ => None,
             });
         let mut mappings: Vec<Mapping> = now.collect();
-        mappings.sort_unstable_by_key(|mapping| mapping.iova);
+        mappings.sort_unstable_by_key(|mapping| mapping.range);
         mappings
     }
 
@@ -76,7 +76,7 @@ impl RecordedDevice {
     pub(super) fn windows(&self) -> Vec<WindowEvent> {
         let records = self.flight.records.iter().chain(&self.flight.now);
         let open = records.filter_map(|record| match record.event {
-            Event::Window(window) if window.size > 0 => Some(window),
+            Event::Window(window) if window.range.is_some() => Some(window),
             _ => None,
         });
         let mut windows: Vec<WindowEvent> = Vec::new();

@@ -7,6 +7,7 @@ use peerbar_flight::{
     Dma, DmaOutcome, Event, IgnoredWrite, PeerWindowEvent, Purpose, RegisterWrite, Route,
     WindowKind,
 };
+use peerbar_pci::BusAddress;
 
 use super::behind::{window_at, window_name};
 use super::recorded::{Recorded, RecordedDevice};
@@ -32,7 +33,7 @@ impl Fate {
     fn of(device: &RecordedDevice, dma: &Dma) -> Self {
         match (dma.route, dma.outcome) {
             (Route::Refused, DmaOutcome::Done) => Self::Lost,
-            (_, DmaOutcome::Done) if has_peer_at(device, dma.address) => match dma.route {
+            (_, DmaOutcome::Done) if has_peer_at(device, dma.address.on_bus()) => match dma.route {
                 Route::Peer => Self::Switched,
                 _ => Self::Redirected,
             },
@@ -179,9 +180,9 @@ fn target(recorded: &Recorded, dma: &Dma) -> String {
         return "guest RAM".to_owned();
     }
     let mut devices = recorded.devices.iter();
-    let found = devices.find_map(|device| Some((device, window_at(device, dma.address)?)));
+    let found = devices.find_map(|device| Some((device, window_at(device, dma.address.on_bus())?)));
     let Some((device, window)) = found else {
-        return format!("an unknown device at {:#x}", dma.address);
+        return format!("an unknown device at {}", dma.address);
     };
     let what = match window.memory {
         WindowKind::Registers => "a register",
@@ -195,7 +196,7 @@ fn writer(recorded: &Recorded, device: &RecordedDevice, write: &RegisterWrite) -
     let windows = peer_windows(device).filter(|window| window.peer == write.peer);
     let owner = |window: PeerWindowEvent| {
         let mut devices = recorded.devices.iter();
-        devices.find(|other| window_at(other, window.address).is_some())
+        devices.find(|other| window_at(other, window.range.first()).is_some())
     };
     let owner = windows.filter_map(owner).last();
     owner.map_or_else(
@@ -205,11 +206,8 @@ fn writer(recorded: &Recorded, device: &RecordedDevice, write: &RegisterWrite) -
 }
 
 /// Returns `true` if a peer below the same switch ever had a window there.
-fn has_peer_at(device: &RecordedDevice, address: u64) -> bool {
-    peer_windows(device).any(|window| {
-        let offset = address.checked_sub(window.address);
-        offset.is_some_and(|offset| offset < window.size)
-    })
+fn has_peer_at(device: &RecordedDevice, address: BusAddress) -> bool {
+    peer_windows(device).any(|window| window.range.contains(address))
 }
 
 fn peer_windows(device: &RecordedDevice) -> impl Iterator<Item = PeerWindowEvent> {
@@ -223,6 +221,7 @@ fn peer_windows(device: &RecordedDevice) -> impl Iterator<Item = PeerWindowEvent
 #[cfg(test)]
 mod tests {
     use peerbar_flight::{Completer, Direction, Level, Origin, Recorder, WindowEvent, WindowId};
+    use peerbar_pci::{Iova, Range};
 
     use super::*;
 
@@ -236,7 +235,7 @@ mod tests {
             origin: Origin::Queue(1),
             purpose: Purpose::Register,
             direction: Direction::Write,
-            address: address + 0x1008,
+            address: Iova(address + 0x1008),
             len: 4,
             route,
             completer: Completer::PeerBar,
@@ -248,8 +247,7 @@ mod tests {
     fn window(address: u64) -> Event {
         Event::Window(WindowEvent {
             id: WindowId::Bar(0),
-            address,
-            size: 0x4000,
+            range: Range::new(BusAddress(address), 0x4000),
             memory: WindowKind::Registers,
         })
     }
@@ -257,8 +255,7 @@ mod tests {
     fn peer(peer: u32, address: u64) -> Event {
         Event::PeerWindow(PeerWindowEvent {
             peer,
-            address,
-            size: 0x4000,
+            range: Range::new(BusAddress(address), 0x4000).unwrap(),
             claim: 1,
             memory: WindowKind::Registers,
         })
@@ -283,8 +280,7 @@ mod tests {
         gpu0.record(peer(2, DISK));
         gpu0.record(Event::Window(WindowEvent {
             id: WindowId::Bar(2),
-            address: VRAM,
-            size: 0x4000,
+            range: Range::new(BusAddress(VRAM), 0x4000),
             memory: WindowKind::Memory,
         }));
         for (address, route, outcome) in rung {

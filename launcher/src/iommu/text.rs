@@ -1,8 +1,7 @@
 //! The report for people.
 
-use std::ops::RangeInclusive;
-
 use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Mapping, MappingLife};
+use peerbar_pci::Iova;
 
 use super::behind::Behind;
 use super::data::busiest_second;
@@ -55,10 +54,8 @@ fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
             &format!("  turned off, or all unmapped at once, at {when:.6} s: {what} still there\n");
     }
     let mappings = device.mappings();
-    let bytes = mappings
-        .iter()
-        .map(Mapping::size)
-        .fold(0, u64::saturating_add);
+    let sizes = mappings.iter().map(|mapping| mapping.range.size());
+    let bytes = sizes.fold(0, u64::saturating_add);
     text += &format!("  mapped now: {}\n", amount(mappings.len(), bytes));
     for mapping in mappings.iter().take(most) {
         let behind = Behind::of(mapping, recorded).text();
@@ -175,7 +172,7 @@ pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault)
             );
         }
     }
-    for line in recorded.kernel.lines(&device.name, dma.address, dma.len) {
+    for line in recorded.kernel.lines(&device.name, dma.address.0, dma.len) {
         text += &format!("    the guest's kernel: {}\n", line.trim());
     }
     text
@@ -198,11 +195,17 @@ fn requester(
 
 /// Describes a mapping, as in `4 KiB before the end of a mapping of 64 KiB made for queue 1,
 /// command 17`.
-fn what_it_was(device: &RecordedDevice, number: usize, life: &MappingLife, address: u64) -> String {
+fn what_it_was(
+    device: &RecordedDevice,
+    number: usize,
+    life: &MappingLife,
+    address: Iova,
+) -> String {
     let whole = device.history.contiguous_range(number);
-    let (first, last) = whole.map_or((address, address), RangeInclusive::into_inner);
-    let left = last.saturating_sub(address).saturating_add(1);
-    let position = match address.saturating_sub(first) {
+    let whole = whole.unwrap_or(life.mapping.range);
+    let offset = whole.offset_of(address).unwrap_or_default();
+    let left = whole.size().saturating_sub(offset);
+    let position = match offset {
         0 => "the start".to_owned(),
         _ => format!("{} before the end", human(left)),
     };
@@ -211,14 +214,14 @@ fn what_it_was(device: &RecordedDevice, number: usize, life: &MappingLife, addre
     });
     format!(
         "{position} of a mapping of {}{made_for}",
-        human((last - first).saturating_add(1))
+        human(whole.size())
     )
 }
 
-fn gap(address: u64, mapping: &Mapping) -> String {
-    let below = address.saturating_sub(mapping.last.saturating_add(1));
-    let above = mapping.iova.saturating_sub(address);
-    human(below.max(above))
+fn gap(address: Iova, mapping: &Mapping) -> String {
+    let above = mapping.range.first().offset_from(address);
+    let below = address.offset_from(mapping.range.last().saturating_add(1));
+    human(above.or(below).unwrap_or_default())
 }
 
 /// Returns the time between two moments, as in `1.2 ms`.
@@ -306,6 +309,8 @@ fn other(recorded: &Recorded, finding: &Finding) -> String {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_pci::Range;
+
     use super::*;
 
     #[test]
@@ -317,14 +322,13 @@ mod tests {
     #[test]
     fn a_gap_is_the_bytes_between() {
         let mapping = Mapping {
-            iova: 0x4000,
-            last: 0x4fff,
+            range: Range::new(Iova(0x4000), 0x1000).unwrap(),
             readable: true,
             writable: true,
             backing: peerbar_flight::Backing::Device,
         };
-        assert_eq!(gap(0x5000, &mapping), "0 B");
-        assert_eq!(gap(0x3000, &mapping), "4 KiB");
-        assert_eq!(gap(0x6000, &mapping), "4 KiB");
+        assert_eq!(gap(Iova(0x5000), &mapping), "0 B");
+        assert_eq!(gap(Iova(0x3000), &mapping), "4 KiB");
+        assert_eq!(gap(Iova(0x6000), &mapping), "4 KiB");
     }
 }

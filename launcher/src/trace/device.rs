@@ -9,7 +9,7 @@ use peerbar_flight::{Dma, DmaOutcome, DoorbellEvent, Event, Origin, Purpose, Rec
 use super::file::{Argument, TimedEvent, TraceFile, Track};
 use super::lanes;
 use super::signals::Signals;
-use crate::iommu::line::{access, direction, event, range, span};
+use crate::iommu::line::{access, addresses, direction, event, range};
 use crate::iommu::recorded::{Recorded, RecordedDevice};
 use crate::iommu::register_writes;
 
@@ -109,7 +109,7 @@ impl Activity {
                     }
                     activity.dma(dma, record.nanos, flow);
                 }
-                Event::Map(_) | Event::Unmap { .. } => {
+                Event::Map(_) | Event::Unmap(_) => {
                     activity.mappings.push(mapping(recorded, device, record));
                 }
                 Event::RegisterWrite(_) => {
@@ -200,7 +200,7 @@ impl Activity {
                     "purpose",
                     Argument::Text(format!("{:?}", dma.purpose).to_lowercase()),
                 )
-                .with("address", Argument::Address(dma.address))
+                .with("address", Argument::Address(dma.address.0))
                 .with("bytes", Argument::Number(dma.len))
                 .with("for", Argument::Text(dma.origin.to_string()))
                 .in_flows(flow)
@@ -308,12 +308,9 @@ fn mapping(recorded: &Recorded, device: &RecordedDevice, record: &Record) -> Tim
         Event::Map(ref mapping) => TimedEvent::instant(record.nanos, "map")
             .with("range", Argument::Text(range(mapping)))
             .with("access", Argument::Word(access(mapping)))
-            .with("bytes", Argument::Number(mapping.size())),
-        Event::Unmap { iova, last } => {
-            let size = last.wrapping_sub(iova).wrapping_add(1);
-            TimedEvent::instant(record.nanos, "unmap")
-                .with("range", Argument::Text(span(iova, size)))
-        }
+            .with("bytes", Argument::Number(mapping.range.size())),
+        Event::Unmap(range) => TimedEvent::instant(record.nanos, "unmap")
+            .with("range", Argument::Text(addresses(range))),
         ref other => TimedEvent::instant(record.nanos, event(recorded, device, other)),
     }
 }

@@ -7,6 +7,7 @@ use peerbar_flight::{
     Backing, Completer, Direction, Dma, DmaOutcome, DoorbellEvent, Event, FlightFile, Level,
     Mapping, Origin, Purpose, Recorder, Route,
 };
+use peerbar_pci::{Iova, Range};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -20,7 +21,7 @@ fn dma(recorder: &Recorder, origin: Origin, route: Route, len: u64, outcome: Dma
         origin,
         purpose: Purpose::Payload,
         direction: Direction::Write,
-        address: 0x4000,
+        address: Iova(0x4000),
         len,
         route,
         completer: Completer::Unknown,
@@ -37,8 +38,7 @@ fn run(level: Level) -> TempDir {
     let recorder = Recorder::create(&folder.path().join(FLIGHT), "disk0", level).unwrap();
     recorder.record(Event::Client(true));
     recorder.record(Event::Map(Mapping {
-        iova: 0,
-        last: 0xffff,
+        range: Range::new(Iova(0), 0x1_0000).unwrap(),
         readable: true,
         writable: true,
         backing: Backing::Device,

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use log::Level;
-use peerbar_flight::{self as flight, FileSpan};
+use peerbar_flight::{self as flight, Event, FileSpan};
 use peerbar_pci::{Iova, Range};
 
 use crate::lent_file::LentFile;
@@ -102,7 +102,7 @@ impl Requester {
             drop(routes);
             self.wait_for_transfers(&[range.on_bus()]);
         }
-        self.ledger.note(|| recording::unmap(range));
+        self.ledger.note(|| Event::Unmap(range));
     }
 
     /// Forgets every mapping.

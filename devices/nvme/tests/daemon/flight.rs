@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use peerbar_dma_log::counter_file::Reader;
 use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
+use peerbar_pci::Iova;
 use peerbar_rig::nvme::command::READ;
 use peerbar_rig::nvme::{DATA, RAM, RAM_BYTES};
 use peerbar_rig::{Daemon, Link, REGISTERS, memory_file, wait_until};
@@ -89,8 +90,7 @@ fn flight_record_is_read_from_running_and_killed_daemons() {
         )
     };
     assert_eq!(count(&before, io), 1);
-    let data =
-        |event: &Event| matches!(event, Event::Dma(dma) if dma.address == DATA && dma.len == 4096);
+    let data = |event: &Event| matches!(event, Event::Dma(dma) if dma.address == Iova(DATA) && dma.len == 4096);
     assert_eq!(count(&before, data), 1);
     daemon.kill();
     let after = file.read().unwrap();
@@ -100,7 +100,7 @@ fn flight_record_is_read_from_running_and_killed_daemons() {
     let mapped = after
         .now
         .iter()
-        .filter(|record| matches!(record.event, Event::Map(m) if m.iova == RAM));
+        .filter(|record| matches!(record.event, Event::Map(m) if m.range.first() == Iova(RAM)));
     assert_eq!(mapped.count(), 1);
 }
 
@@ -215,7 +215,7 @@ fn a_mapping_that_its_driver_leaves_behind_is_found() {
     }
     let (findings, _) = Sanitizer::of(&flight);
     let found: Vec<_> = findings.iter().map(|f| (f.kind, f.address)).collect();
-    assert_eq!(found, [(FindingKind::LeftBehind, BUFFER)]);
+    assert_eq!(found, [(FindingKind::LeftBehind, Iova(BUFFER))]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use peerbar_flight::{Event, FlightFile, WindowId};
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
+use peerbar_pci::{BusAddress, Range};
 use peerbar_rig::nvme::command::{READ, WRITE};
 use peerbar_rig::nvme::{DATA, Driver};
 use peerbar_rig::{Daemon, Link, REGISTERS};
@@ -90,10 +91,11 @@ fn window_of_the_region_is_in_the_flight_record() {
     driver.link.write(REGISTERS, PMRCTL, &[0; 4]);
     let records = FlightFile::open(&flight).unwrap().read().unwrap().records;
     let windows = records.iter().filter_map(|record| match record.event {
-        Event::Window(window) if window.id == WindowId::Pmr => Some((window.address, window.size)),
+        Event::Window(window) if window.id == WindowId::Pmr => Some(window.range),
         _ => None,
     });
-    assert_eq!(windows.collect::<Vec<_>>(), [(BASE, BYTES), (0, 0)]);
+    let expected = [Range::new(BusAddress(BASE), BYTES), None];
+    assert_eq!(windows.collect::<Vec<_>>(), expected);
     driver.link.read(CONFIG_REGION, 0, &mut [0; 4]);
 }
 
