@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use fastrand::Rng;
 use parking_lot::Mutex;
 use peerbar_nvme_spec::command::NSID_ALL;
+use peerbar_pci::{Iova, Range};
 use strum::VariantArray;
 use thiserror::Error;
 
@@ -280,9 +281,9 @@ impl Faults {
         })
     }
 
-    /// Returns the rule that fires for a mapping of `size` bytes at `iova`.
-    pub fn mapping(&self, iova: u64, size: u64) -> Option<Fired> {
-        let span = iova..iova.saturating_add(size);
+    /// Returns the rule that fires for a mapping.
+    pub fn mapping(&self, range: Range<Iova>) -> Option<Fired> {
+        let span = range.first().0..range.last().0.saturating_add(1);
         self.fire(|subject| match subject {
             Subject::Mapping(wanted) => wanted.as_ref().is_none_or(|wanted| overlap(wanted, &span)),
             _ => false,
@@ -495,7 +496,7 @@ mod tests {
             purpose: Purpose::Payload,
             direction: Direction::Write,
             route: Route::Peer,
-            address: 0x1000,
+            address: Iova(0x1000),
             len: 0x1000,
         };
         let matches = |rule| faults(&[rule]).dma(&write).is_some();
@@ -520,10 +521,14 @@ mod tests {
             second.map(|fired| (fired.rule, fired.matches)),
             Some((1, 2))
         );
-        assert_eq!(faults.mapping(0x2000, 0x1000), None);
-        assert_eq!(faults.mapping(0, 0x1000), None);
-        assert_eq!(faults.mapping(0, 0x1001).map(|fired| fired.rule), Some(2));
-        assert!(faults.mapping(0x1800, u64::MAX).is_some(), "no overflow");
+        let mapping = |first, last| {
+            let range = Range::from_bounds(Iova(first), Iova(last)).unwrap();
+            faults.mapping(range).map(|fired| fired.rule)
+        };
+        assert_eq!(mapping(0x2000, 0x2fff), None);
+        assert_eq!(mapping(0, 0xfff), None);
+        assert_eq!(mapping(0, 0x1000), Some(2));
+        assert!(mapping(0x1800, u64::MAX).is_some(), "no overflow");
     }
 
     #[test]

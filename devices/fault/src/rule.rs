@@ -7,6 +7,7 @@ use std::time::Duration;
 use peerbar_dma_log::{Direction, Purpose, Route};
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 use peerbar_nvme_spec::completion::Status;
+use peerbar_pci::Iova;
 use strum::{IntoStaticStr, VariantArray};
 
 /// A fault to inject: an action, its subject, and the choice of the subject's matches.
@@ -217,7 +218,8 @@ impl Default for MatchDma {
 impl MatchDma {
     /// Returns `true` if a segment matches.
     pub fn matches(&self, segment: &Segment) -> bool {
-        let span = segment.address..segment.address.saturating_add(segment.len);
+        let end = segment.address.saturating_add(segment.len);
+        let span = segment.address.0..end.0;
         self.purpose == segment.purpose
             && self
                 .direction
@@ -240,7 +242,7 @@ pub struct Segment {
     /// Its route.
     pub route: Route,
     /// First address.
-    pub address: u64,
+    pub address: Iova,
     /// Length in bytes.
     pub len: u64,
 }

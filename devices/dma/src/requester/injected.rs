@@ -97,7 +97,7 @@ impl Requester {
             purpose: tag.purpose,
             direction,
             route,
-            address: address.0,
+            address,
             len: segment.len as u64,
         })?;
         self.note_injected(tag.origin, &fired);
@@ -117,7 +117,7 @@ impl Requester {
         if !self.faults().is_armed(Kind::Mapping) {
             return Ok(());
         }
-        let Some(fired) = self.faults().mapping(range.first().0, range.size()) else {
+        let Some(fired) = self.faults().mapping(range) else {
             return Ok(());
         };
         self.note_injected(Origin::Device, &fired);
