@@ -28,7 +28,7 @@ pub const QEMU_LOG: &str = "qemu.log";
 pub const LATEST: &str = "latest";
 
 /// A run's folder.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
     /// The folder itself, with a shared lock during the run ([`crate::runs`]) if its file system
@@ -134,11 +134,14 @@ impl Folder {
     }
 
     /// Writes the marker of a run that has started and, as long as there is no verdict, not ended.
-    /// `scenario` is the original path of its scenario, if it has one.
+    /// `scenario` is the original path of its scenario, if it has one: the paths in it are relative
+    /// to that file.
     pub fn begin(&self, scenario: Option<&Path>, versions: Versions) -> anyhow::Result<()> {
+        let scenario = scenario.map(std::path::absolute).transpose();
+        let scenario = scenario.context("cannot tell where the scenario is")?;
         let started = Started {
             series: self.series.clone(),
-            ..Started::now(scenario, versions)
+            ..Started::now(scenario.as_deref(), versions)
         };
         self.write_json(STARTED, &started)
     }

@@ -2,6 +2,7 @@
 
 mod ending;
 mod programs;
+mod start;
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -20,7 +21,7 @@ use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, RunOutcome};
 use crate::finished_run::leave_not_run;
-use crate::folder::{Folder, QEMU_LOG, flight_record};
+use crate::folder::{QEMU_LOG, flight_record};
 use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, Next};
 use crate::guest_files;
 use crate::lab_error::LabError;
@@ -32,15 +33,17 @@ use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
 use crate::verdict::{Ending, RunVerdict, death};
 
+pub use start::PreparedLab;
+
 /// Longest time until a guest is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
 
 /// A running lab. If it is dropped without [`Lab::shut_down`], it is ended immediately and leaves
 /// no verdict.
 pub struct Lab {
-    guest: Guest<'static>,
-    scenario: Scenario,
-    folder: Folder,
+    /// Its guest, for a program that follows it by itself.
+    pub guest: Guest<'static>,
+    run: PreparedLab,
     /// Programs of the host's that requests have run.
     programs: usize,
     temporary: SocketFolder,
@@ -87,25 +90,9 @@ impl FinishedLab {
 }
 
 impl Lab {
-    /// Returns a lab whose guest has been started, with its sockets in `temporary`.
-    pub(crate) fn new(
-        guest: Guest<'static>,
-        scenario: Scenario,
-        folder: Folder,
-        temporary: SocketFolder,
-    ) -> Self {
-        Self {
-            guest,
-            scenario,
-            folder,
-            programs: 0,
-            temporary,
-        }
-    }
-
     /// Returns the run's folder.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        self.run.folder.path()
     }
 
     /// Returns the process of QEMU.
@@ -126,8 +113,9 @@ impl Lab {
     /// A process with an unknown state.
     pub fn survivors(&mut self) -> Result<Survivors, LabError> {
         let serving = self.guest.serving()?;
-        let switches = self.scenario.switches.iter().map(|switch| &*switch.name);
-        let devices = self.scenario.devices().map(|device| device.name());
+        let scenario = &self.run.scenario;
+        let switches = scenario.switches.iter().map(|switch| &*switch.name);
+        let devices = scenario.devices().map(|device| device.name());
         let names = switches
             .chain(devices)
             .filter(|name| serving.contains(*name));
@@ -135,14 +123,14 @@ impl Lab {
         Ok(Survivors::new(
             names,
             self.temporary.path(),
-            self.folder.path(),
+            self.run.folder.path(),
             self.guest.hand_over_switches(),
         ))
     }
 
     /// Returns the scenario.
     pub fn scenario(&self) -> &Scenario {
-        &self.scenario
+        &self.run.scenario
     }
 
     /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`]. A program
@@ -163,7 +151,7 @@ impl Lab {
     /// # Errors
     /// A mistake in the table, with its line; else as [`Lab::check`].
     pub fn check_table(&mut self, lines: &str) -> Result<Row, LabError> {
-        let check = self.scenario.check(lines)?;
+        let check = self.run.scenario.check(lines)?;
         self.check(&check)
     }
 
@@ -213,12 +201,12 @@ impl Lab {
 
     fn guest_ended(&self, status: ExitStatus) -> LabError {
         let console = &self.guest.console;
-        let qemu = crate::child::last_line(&self.folder.path().join(QEMU_LOG));
+        let qemu = crate::child::last_line(&self.run.folder.path().join(QEMU_LOG));
         LabError::GuestEnded {
             status,
             message: death(&Ending::Ended(status), console.trouble(), &qemu),
             console: console.tail(),
-            folder: self.folder.path().to_owned(),
+            folder: self.run.folder.path().to_owned(),
         }
     }
 
@@ -239,11 +227,12 @@ impl Lab {
     /// # Errors
     /// [`LabError::NoDevice`], or a record that cannot be read.
     pub fn flight_record(&self, device: &str) -> Result<Flight, LabError> {
-        let known = self.scenario.devices().find(|known| known.name() == device);
+        let mut devices = self.run.scenario.devices();
+        let known = devices.find(|known| known.name() == device);
         if !known.is_some_and(|known| known.is_ours()) {
             return Err(LabError::NoDevice(device.to_owned()));
         }
-        let file = FlightFile::open(&flight_record(self.folder.path(), device))?;
+        let file = FlightFile::open(&flight_record(self.run.folder.path(), device))?;
         Ok(file.read()?)
     }
 
@@ -275,7 +264,7 @@ impl Lab {
 
     /// Returns `true` if checks of the scenario have no result yet.
     pub(crate) fn is_busy(&self) -> bool {
-        self.guest.report.rows().len() < self.scenario.checks.len()
+        self.guest.report.rows().len() < self.run.scenario.checks.len()
     }
 
     /// [`Lab::become_ready`], until a signal's number comes by one of `stops`.
@@ -295,12 +284,12 @@ impl Lab {
     /// The reason why the guest does not become ready, which is its verdict then.
     pub(crate) fn become_ready(&mut self) -> Result<(), LabError> {
         self.wait_until_ready()
-            .inspect_err(|error| leave_not_run(&self.folder, error))
+            .inspect_err(|error| leave_not_run(&self.run.folder, error))
     }
 
     fn wait_until_ready(&mut self) -> Result<(), LabError> {
-        let checks = self.scenario.checks.len();
-        let limit = self.scenario.timeout.max(READY);
+        let checks = self.run.scenario.checks.len();
+        let limit = self.run.scenario.timeout.max(READY);
         let is_ready = |report: &Report| report.is_ready() && report.rows().len() >= checks;
         // The report may have continued during the wait for another guest.
         if is_ready(&self.guest.report) {
@@ -332,33 +321,34 @@ impl Lab {
     }
 
     fn console_log(&self) -> PathBuf {
-        self.folder.path().join(CONSOLE_LOG)
+        self.run.folder.path().join(CONSOLE_LOG)
     }
 
     /// Runs a program of the host, at a separate path in the guest.
     fn check_program(&mut self, mut program: Program, name: &str) -> Result<Row, LabError> {
         self.programs = self.programs.saturating_add(1);
-        let number = self.scenario.checks.len().saturating_add(self.programs);
-        let folder = self.scenario.path.parent().unwrap_or(Path::new(""));
+        let number = self.run.scenario.checks.len().saturating_add(self.programs);
+        let folder = self.run.scenario.path.parent().unwrap_or(Path::new(""));
         let assigned = host_program::assign_path(&mut program, number, name, folder);
         let host = assigned.map_err(|error| Failure::Usage(error.into()))?;
         self.may_bring_files(name)?;
         let hosts = std::slice::from_ref(&host);
-        program_builds::build(hosts, false, &self.folder, &signals::NONE)?;
-        guest_files::stage(std::slice::from_ref(&host.brought), &self.folder.anchored())?;
+        program_builds::build(hosts, false, &self.run.folder, &signals::NONE)?;
+        let files = std::slice::from_ref(&host.brought);
+        guest_files::stage(files, &self.run.folder.anchored())?;
         Ok(self.request(&Check::Program(program))?.0)
     }
 
     /// Checks that the run's folder is not in a folder in which the guest may write: a link there
     /// could lead the copy of a program elsewhere.
     fn may_bring_files(&self, check: &str) -> Result<(), LabError> {
-        let access = self.scenario.access.as_ref();
+        let access = self.run.scenario.access.as_ref();
         let Some(access) = access.filter(|access| access.permission == HostFolder::ReadWrite)
         else {
             return Ok(());
         };
         let shared = access.folder.display();
-        let is_below = self.folder.is_below(&access.folder);
+        let is_below = self.run.folder.is_below(&access.folder);
         if is_below.with_context(|| format!("cannot tell whether the run is below {shared}"))? {
             let refused = anyhow!(
                 "check `{check}`: the guest may write in {shared}, which holds the run's folder, so it could redirect a copy of \
@@ -376,7 +366,7 @@ impl Lab {
             .request(&Request::Check(Box::new(check.clone())))?;
         let mut diagnostics = Vec::new();
         let before = self.guest.report.rows().len();
-        let row = self.follow_report(self.scenario.timeout, |report, lines| {
+        let row = self.follow_report(self.run.scenario.timeout, |report, lines| {
             for line in lines {
                 match line {
                     Line::Diagnostic(text) => diagnostics.push(text),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+use anyhow::anyhow;
 use peerbar_flight::FlightError;
 use thiserror::Error;
 
@@ -109,6 +110,17 @@ impl LabError {
             Self::Host(Failure::Interrupted(signal)) => RunOutcome::Interrupted(*signal),
             Self::OfGuest { source, .. } => source.outcome(),
             _ => RunOutcome::Failed,
+        }
+    }
+}
+
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Self {
+        match error {
+            LabError::Host(failure) => failure,
+            LabError::Scenario(error) => error.into(),
+            LabError::Ended(Ending::Stopped(reason)) => Self::Failed(anyhow!(reason)),
+            other => Self::Environment(other.into()),
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::group_fabric::GroupFabric;
 use crate::guest_access::GuestAccess;
 use crate::lab::Lab;
 use crate::lab_error::LabError;
-use crate::lab_options::{LabOptions, Share};
+use crate::lab_options::LabOptions;
 use crate::report::Row;
 use crate::run_file;
 use crate::scenario::{GroupCheck, GroupGuest, GuestGroup};
@@ -112,7 +112,7 @@ impl LabOptions {
         group: GuestGroup,
         progress: &mut dyn FnMut(&str),
     ) -> Result<LabGroup, LabError> {
-        let folder = self.own_runs().begin(&group.name)?;
+        let folder = self.runs.begin(&group.name)?;
         let mut started = LabGroup {
             labs: Vec::new(),
             ready: 0,
@@ -326,16 +326,14 @@ impl LabGroup {
 
     /// Writes the marker of the run.
     fn begin(&self, versions: Versions) -> anyhow::Result<()> {
-        let path = std::path::absolute(&self.group.path);
-        let path = path.context("cannot tell where the scenario is")?;
-        self.folder.begin(Some(&path), versions)
+        self.folder.begin(Some(&self.group.path), versions)
     }
 
     /// Boots one guest.
     fn boot(&self, options: &LabOptions, guest: &GroupGuest) -> Result<Lab, LabError> {
         let folder = self.folder.of_guest(&guest.name)?;
         let mut options = options.clone();
-        if !options.has_access() {
+        if options.access.is_none() {
             let host = folder.path().join(HOST);
             fs::create_dir(&host).with_context(|| format!("cannot make {}", host.display()))?;
             options = options.access(GuestAccess {
@@ -343,11 +341,9 @@ impl LabGroup {
                 permission: HostFolder::ReadOnly,
             });
         }
-        let share = Share {
-            folder,
-            fabric: self.fabric.as_ref().map(GroupFabric::socket),
-        };
-        options.boot(guest.scenario.clone(), Some(share))
+        options.fabric = self.fabric.as_ref().map(GroupFabric::socket);
+        let run = options.prepare_interactive(guest.scenario.clone(), Some(folder))?;
+        run.boot()
     }
 
     /// Waits until the next guest is ready. Returns `false` if the run has ended.

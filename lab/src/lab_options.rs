@@ -2,23 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use peerbar_report::{KINDS, Module};
 
 use crate::artifacts::{Artifacts, Own};
-use crate::finished_run::SCENARIO;
 use crate::folder::Folder;
-use crate::guest::Guest;
 use crate::guest_access::GuestAccess;
 use crate::guest_needs::GuestNeeds;
-use crate::lab::Lab;
+use crate::lab::{Lab, PreparedLab};
 use crate::lab_error::LabError;
 use crate::programs::program;
-use crate::qemu::Sockets;
 use crate::runs::Runs;
 use crate::scenario::Scenario;
 use crate::signals::{self, Signals};
-use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
 
 /// The options for the start of a [`Lab`]. By default it uses peerbar's own QEMU and kernel, and
@@ -26,10 +21,14 @@ use crate::survivors::Survivors;
 #[derive(Clone, Debug, Default)]
 pub struct LabOptions {
     own: Own,
-    runs: Runs,
-    access: Option<GuestAccess>,
+    pub(crate) runs: Runs,
+    pub(crate) access: Option<GuestAccess>,
     signals: Option<&'static Signals>,
-    survivors: Survivors,
+    pub(crate) survivors: Survivors,
+    /// The port of the debugger that the guest waits for.
+    pub(crate) gdb: Option<u16>,
+    /// The socket of a fabric that several guests share.
+    pub(crate) fabric: Option<PathBuf>,
 }
 
 impl LabOptions {
@@ -91,6 +90,11 @@ impl LabOptions {
         Self { survivors, ..self }
     }
 
+    /// Halts the guest at its first instruction until a debugger comes by this port, if there is one.
+    pub fn gdb(self, gdb: Option<u16>) -> Self {
+        Self { gdb, ..self }
+    }
+
     /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits
     /// until the guest is ready for requests.
     ///
@@ -100,23 +104,32 @@ impl LabOptions {
     /// The reason why the guest does not become ready. The run's folder has the logs.
     pub fn start(self, scenario: Scenario) -> Result<Lab, LabError> {
         self.runs.check()?;
-        let mut lab = self.boot(scenario, None)?;
+        let mut lab = self.prepare_interactive(scenario, None)?.boot()?;
         lab.become_ready()?;
         Ok(lab)
     }
 
-    /// Starts the devices and the guest of `scenario`, and does not wait until it is ready.
-    pub(crate) fn boot(
+    /// Finds or makes all that a guest of `scenario` boots from, and begins its run. The guest
+    /// runs the checks of the scenario, and then ends.
+    ///
+    /// # Errors
+    /// The reason why the guest cannot boot.
+    pub fn prepare(self, scenario: Scenario) -> Result<PreparedLab, LabError> {
+        let needs = GuestNeeds::of(&scenario);
+        self.prepare_with(scenario, &needs, None)
+    }
+
+    /// Does the work of [`LabOptions::prepare`] for a guest that takes requests after its checks.
+    /// `folder` is that of its run, if it is there.
+    pub(crate) fn prepare_interactive(
         self,
         mut scenario: Scenario,
-        share: Option<Share>,
-    ) -> Result<Lab, LabError> {
-        let signals = self.own_signals();
+        folder: Option<Folder>,
+    ) -> Result<PreparedLab, LabError> {
         scenario.interactive = true;
-        if let Some(access) = self.access {
-            scenario.give_access(access);
+        if let Some(access) = &self.access {
+            scenario.give_access(access.clone());
         }
-        let agent = program("peerbar-agent")?;
         if !scenario.gpus.is_empty() {
             add_module(&mut scenario, "peerbar_gpu_import_test");
         }
@@ -129,37 +142,30 @@ impl LabOptions {
                 }
             }
         }
-        let artifacts = Artifacts::prepare(&self.own, &needs, &agent, signals)?;
-        let (folder, fabric) = match share {
-            Some(Share { folder, fabric }) => (folder, fabric),
-            None => (self.runs.begin(&scenario.name)?, None),
-        };
-        let path = std::path::absolute(&scenario.path);
-        let path = path.context("cannot tell where the scenario is")?;
-        folder.begin(Some(&path), artifacts.versions())?;
-        folder.write(SCENARIO, &scenario.text)?;
-        let temporary = SocketFolder::create()?;
-        let sockets = Sockets::in_folder(temporary.path());
-        let sockets = sockets.with_survivors(self.survivors);
-        let sockets = sockets.with_shared_fabric(fabric);
-        let boot = artifacts.boot(&scenario.machine);
-        let guest = Guest::start(&artifacts, &boot, &scenario, &sockets, &folder, signals)?;
-        Ok(Lab::new(guest, scenario, folder, temporary))
+        self.prepare_with(scenario, &needs, folder)
     }
 
-    /// Returns the folders of its runs.
-    pub(crate) fn own_runs(&self) -> &Runs {
-        &self.runs
+    fn prepare_with(
+        self,
+        scenario: Scenario,
+        needs: &GuestNeeds,
+        folder: Option<Folder>,
+    ) -> Result<PreparedLab, LabError> {
+        let agent = program("peerbar-agent")?;
+        let artifacts = Artifacts::prepare(&self.own, needs, &agent, self.own_signals())?;
+        let run = PreparedLab {
+            artifacts,
+            folder: folder.map_or_else(|| self.runs.begin(&scenario.name), Ok)?,
+            scenario,
+            options: self,
+        };
+        run.mark()?;
+        Ok(run)
     }
 
     /// Returns its signals.
     pub(crate) fn own_signals(&self) -> &'static Signals {
         self.signals.unwrap_or(&signals::NONE)
-    }
-
-    /// Returns `true` if the host may start programs.
-    pub(crate) fn has_access(&self) -> bool {
-        self.access.is_some()
     }
 }
 
@@ -171,14 +177,6 @@ impl Lab {
     pub fn start(scenario: Scenario) -> Result<Self, LabError> {
         LabOptions::default().start(scenario)
     }
-}
-
-/// The parts that a guest of several shares with the others.
-pub(crate) struct Share {
-    /// Its folder in theirs.
-    pub(crate) folder: Folder,
-    /// The socket of the fabric.
-    pub(crate) fabric: Option<PathBuf>,
 }
 
 /// Adds a module that is loaded before the first check, for some kinds of checks.

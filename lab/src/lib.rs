@@ -53,7 +53,8 @@
 //! # For programs
 //! `peerbar` and the benchmarks use the parts: [`artifacts::Artifacts`] are QEMU, kernel and
 //! initramfs; a [`topology::Topology`] describes the devices and the ports above them; a
-//! [`guest::Guest`] is started from both, and followed to its [`verdict::RunVerdict`].
+//! [`PreparedLab`] boots from both. The [`guest::Guest`] of its [`Lab`] is followed to its end, and
+//! the lab then gives the [`verdict::RunVerdict`].
 
 #![deny(unsafe_code)]
 
@@ -126,7 +127,7 @@ mod tsc;
 pub mod utc;
 pub mod verdict;
 
-pub use lab::{CommandOutput, FinishedLab, Lab, ProgramOutput};
+pub use lab::{CommandOutput, FinishedLab, Lab, PreparedLab, ProgramOutput};
 pub use lab_error::LabError;
 pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
 pub use lab_options::LabOptions;

@@ -48,13 +48,11 @@ pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
     let sockets_folder = HeldFolder::of(options)?;
     let sockets = Sockets::in_folder(&sockets_folder.folder).without_monitor();
     let folder = options.runs.begin(&scenario.name)?;
-    let path = std::path::absolute(&scenario.path);
-    let path = path.context("cannot tell where the scenario is")?;
     let versions = Versions {
         peerbar: env!("CARGO_PKG_VERSION").to_owned(),
         ..Versions::default()
     };
-    folder.begin(Some(&path), versions)?;
+    folder.begin(Some(&scenario.path), versions)?;
     folder.write(SCENARIO, &scenario.text)?;
     let died = serve(options, &scenario, &sockets, &folder, &signals)
         .inspect_err(|failure| leave_not_run(&folder, failure))?;

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::anyhow;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::scenario::{GroupGuest, GuestGroup};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{colours, columns, print, say};
-use peerbar_lab::verdict::Ending;
-use peerbar_lab::{LabError, LabGroup, LabOptions};
+use peerbar_lab::{LabGroup, LabOptions};
 
 use crate::keep;
 use crate::results::{failure, said};
@@ -33,17 +31,15 @@ pub(crate) fn run(
         true => labs.access(keep::access()?),
         false => labs,
     };
-    let mut labs = labs.start_group(group.clone(), &mut tell).map_err(of_lab)?;
-    labs.run_checks(&mut tell).map_err(of_lab)?;
+    let mut labs = labs.start_group(group.clone(), &mut tell)?;
+    labs.run_checks(&mut tell)?;
     let is_kept = options.keep && labs.failure().is_none() && labs.has_failed_check();
     let shown = match is_kept {
         true => stay(&mut labs, group, &progress),
         false => 0,
     };
     progress.stage(&format!("{}: ending the guests", group.name));
-    let concluded = labs
-        .conclude(|scenario, folder| iommu::complaint(folder, scenario))
-        .map_err(of_lab)?;
+    let concluded = labs.conclude(|scenario, folder| iommu::complaint(folder, scenario))?;
     drop(progress);
     let way_out = report::write(concluded.folder(), || concluded.seal())?;
     let wanted = shown_checks(group);
@@ -88,14 +84,4 @@ fn stay(labs: &mut LabGroup, group: &GuestGroup, progress: &Progress) -> usize {
     progress.lasting(&keep::invitation_to_all(labs.folder(), guests));
     labs.stay();
     rows.len()
-}
-
-/// Converts the error of a lab into the failure of the command.
-pub(crate) fn of_lab(error: LabError) -> Failure {
-    match error {
-        LabError::Host(failure) => failure,
-        LabError::Scenario(error) => error.into(),
-        LabError::Ended(Ending::Stopped(reason)) => Failure::Failed(anyhow!(reason)),
-        other => Failure::Environment(other.into()),
-    }
 }

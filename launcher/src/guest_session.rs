@@ -18,7 +18,6 @@ use peerbar_report::exec::HOST_FOLDER;
 
 use crate::attached::in_running_guest;
 use crate::completion;
-use crate::group::of_lab;
 use crate::guest_folder::GuestName;
 use crate::results::show_console;
 
@@ -101,7 +100,7 @@ fn in_new_guest(
         {
             show_console(console, folder);
         }
-        of_lab(error)
+        Failure::from(error)
     })?;
     progress.stage(&format!(
         "the guest is ready; its run is in {}",
@@ -109,9 +108,9 @@ fn in_new_guest(
     ));
     drop(progress);
     let done = lab.run_beside(|socket, signals| work(socket, HOST_FOLDER, signals));
-    let done = done.map_err(of_lab).and_then(|done| done);
+    let done = done.map_err(Failure::from).and_then(|done| done);
     let flaw = flaw(&done);
-    let finished = lab.shut_down_after(flaw.clone()).map_err(of_lab);
+    let finished = lab.shut_down_after(flaw.clone()).map_err(Failure::from);
     // The exit code describes the end of the work, and nothing else is wrong here.
     let is_clean =
         |ended: &FinishedLab| ended.is_passed() || Some(&ended.verdict.reason) == flaw.as_ref();

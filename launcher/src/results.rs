@@ -8,22 +8,21 @@ use peerbar_report::Verdict;
 use crate::comparison::comparison;
 use crate::report;
 use crate::table::table;
-use peerbar_lab::finished_run::FinishedRun;
+use peerbar_lab::finished_run::Concluded;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::terminal::{colours, columns, say};
 use peerbar_lab::verdict::{Ending, RunVerdict};
 
-/// Stores the results of a run, and shows the failures after the first `shown` ones. Returns the
-/// verdict, and a text that the caller must still print.
+/// Writes the reports and the verdict of a run, and shows the failures after the first `shown` ones.
+/// Returns the verdict, and a text that the caller must still print.
 pub(crate) fn conclude(
-    run: FinishedRun,
+    run: Concluded,
     shown: usize,
     scenario: &Scenario,
     folder: &Folder,
 ) -> anyhow::Result<(RunVerdict, String)> {
-    let run = run.conclude(scenario, folder)?;
     let way_out = report::write(folder.path(), || run.seal(folder))?;
     for row in run.rows.iter().skip(shown) {
         failure(&row.name, row).iter().for_each(say);

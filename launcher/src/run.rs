@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
 use peerbar_report::{Check, Line};
 
 use crate::cli;
@@ -14,12 +13,11 @@ use crate::results::conclude;
 use crate::runnable::Runnable;
 use crate::table::word;
 use peerbar_lab::artifacts::Artifacts;
-use peerbar_lab::child::last_line;
 use peerbar_lab::count::counted;
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, RunOutcome};
-use peerbar_lab::finished_run::{FinishedRun, SCENARIO, leave_not_run};
-use peerbar_lab::folder::{Folder, QEMU_LOG};
+use peerbar_lab::finished_run::leave_not_run;
+use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent, Next};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
@@ -27,9 +25,9 @@ use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{Boot, Sockets};
 use peerbar_lab::scenario::{GroupGuest, HostProgram, Scenario};
 use peerbar_lab::signals::Signals;
-use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::terminal::print;
 use peerbar_lab::verdict::{Ending, RunVerdict};
+use peerbar_lab::{LabOptions, PreparedLab};
 
 /// Longest time from a guest's last check to its power-off.
 const POWER_OFF: Duration = Duration::from_secs(10);
@@ -46,12 +44,16 @@ pub(crate) struct EndedRun {
 pub(crate) fn run(
     options: &cli::Run,
     scenario: &Scenario,
-    signals: &Signals,
+    signals: &'static Signals,
 ) -> Result<EndedRun, Failure> {
-    let artifacts = artifacts(options, GuestNeeds::of(scenario), signals)?;
-    let boot = boot(options, scenario, &artifacts);
-    let folder = begin(options, scenario, &artifacts)?;
-    let (verdict, text) = boot_and_check(options, scenario, &artifacts, &boot, &folder, signals)
+    let run = LabOptions::default()
+        .own(options.own.or_kernel_tree_here()?)
+        .runs_as(options.runs.clone())
+        .signals(signals)
+        .gdb(options.gdb)
+        .prepare(scenario.clone())?;
+    let folder = run.folder.clone();
+    let (verdict, text) = boot_and_check(options, scenario, run, &folder)
         .inspect_err(|failure| leave_not_run(&folder, failure))?;
     print(&text)?;
     Ok(EndedRun {
@@ -105,7 +107,10 @@ fn dry_text(
         .try_for_each(HostProgram::is_runnable)
         .map_err(Failure::Usage)?;
     let artifacts = artifacts(options, needs, signals)?;
-    let boot = boot(options, scenario, &artifacts);
+    let boot = Boot {
+        gdb: options.gdb,
+        ..artifacts.boot(&scenario.machine)
+    };
     dry_run::text(&artifacts, &boot, scenario, sockets)
 }
 
@@ -120,90 +125,45 @@ pub(crate) fn artifacts(
     Artifacts::prepare(&own, &needs, &agent, signals)
 }
 
-fn boot<'a>(options: &cli::Run, scenario: &'a Scenario, artifacts: &'a Artifacts) -> Boot<'a> {
-    Boot {
-        gdb: options.gdb,
-        ..artifacts.boot(&scenario.machine)
-    }
-}
-
-/// Returns the folder of a run that has started.
-fn begin(
-    options: &cli::Run,
-    scenario: &Scenario,
-    artifacts: &Artifacts,
-) -> Result<Folder, Failure> {
-    let folder = options.runs.begin(&scenario.name)?;
-    mark(&folder, scenario, artifacts)?;
-    Ok(folder)
-}
-
-/// Writes the scenario and the versions of the programs into the folder of a run.
-fn mark(folder: &Folder, scenario: &Scenario, artifacts: &Artifacts) -> Result<(), Failure> {
-    // The paths in a scenario are relative to its file.
-    let path = std::path::absolute(&scenario.path)
-        .with_context(|| format!("cannot tell where {} is", scenario.path.display()))?;
-    folder.begin(Some(&path), artifacts.versions())?;
-    folder.write(SCENARIO, &scenario.text)?;
-    Ok(())
-}
-
 fn boot_and_check(
     options: &cli::Run,
     scenario: &Scenario,
-    artifacts: &Artifacts,
-    boot: &Boot<'_>,
+    run: PreparedLab,
     folder: &Folder,
-    signals: &Signals,
 ) -> Result<(RunVerdict, String), Failure> {
-    let temporary = SocketFolder::create()?;
-    let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::default();
     let devices = counted(scenario.devices().count(), "device");
+    let artifacts = &run.artifacts;
     progress.stage(&format!(
         "{}: QEMU {} ({}), Linux {}, {devices}",
         scenario.name,
         artifacts.qemu.version,
-        boot.accel.argument(),
+        artifacts.accel.argument(),
         artifacts.guest.release,
     ));
-    let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder, signals)?;
-    if let Some(port) = boot.gdb {
-        let lines = debugger::instructions(port, artifacts.guest.symbols.as_deref());
+    let symbols = artifacts.guest.symbols.clone();
+    let mut lab = run.boot()?;
+    if let Some(port) = options.gdb {
+        let lines = debugger::instructions(port, symbols.as_deref());
         lines.iter().for_each(|line| progress.lasting(line));
     }
     let mut keeping = Keeping::new(options.keep);
     let ending = watch(
-        &mut guest,
+        &mut lab.guest,
         scenario,
         folder,
         &mut progress,
         options,
         &mut keeping,
     )?;
-    if let (Ending::Ended(status), true) = (&ending, guest.is_silent()) {
-        if !status.success() {
-            // Another guest may have taken it since it was found free.
-            boot.gdb.map_or(Ok(()), debugger::check_port)?;
-            let words = last_line(&folder.path().join(QEMU_LOG));
-            return Err(anyhow!("QEMU does not start ({status}): {words}").into());
-        }
-        // Not every kernel with a PVH entry point can be started there.
-        let packed = artifacts.guest.packed.as_deref();
-        if let Some(kernel) = packed.filter(|packed| *packed != boot.kernel) {
-            guest.stop()?;
-            folder.clear()?;
-            mark(folder, scenario, artifacts)?;
-            progress.lasting("the kernel ended without output: its bzImage is started instead");
-            let boot = Boot { kernel, ..*boot };
-            return boot_and_check(options, scenario, artifacts, &boot, folder, signals);
-        }
+    if let Some(kernel) = lab.other_kernel(&ending)? {
+        let run = lab.begin_again(kernel)?;
+        progress.lasting("the kernel ended without output: its bzImage is started instead");
+        return boot_and_check(options, scenario, run, folder);
     }
-    let mut run = FinishedRun::stop(guest, ending)?;
+    let complaint = |scenario: &_, folder: &_| iommu::complaint(folder, scenario);
+    let run = lab.conclude(ending, complaint)?;
     drop(progress);
-    if run.complaint.is_none() {
-        run.complaint = iommu::complaint(folder.path(), scenario)?;
-    }
     Ok(conclude(run, keeping.shown(), scenario, folder)?)
 }
 

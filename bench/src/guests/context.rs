@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use peerbar_flight::monotonic_ns;
@@ -13,11 +13,10 @@ use peerbar_lab::guest::{CONSOLE_LOG, Guest, GuestEvent, Next};
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
-use peerbar_lab::qemu::Sockets;
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::{Machine, Scenario};
-use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::verdict::Ending;
+use peerbar_lab::{LabOptions, PreparedLab};
 use peerbar_report::{Check, Command, Expectation, Line, Verdict};
 
 use super::device_time::Recorded;
@@ -171,9 +170,9 @@ impl GuestContext<'_> {
             names.push(name);
             scenario.checks.push(check);
         }
-        let artifacts = self.prepare(&scenario)?;
-        add_versions(&mut self.report, &artifacts, &scenario.machine);
-        let mut rows = self.boot(&scenario, &artifacts, &names)?.into_iter();
+        let run = self.lab_options().prepare(scenario.clone())?;
+        add_versions(&mut self.report, &run.artifacts, &scenario.machine);
+        let mut rows = measured(run, &scenario, &names)?.into_iter();
         let (version, ..) = rows.next().context("the guest has no fio")?;
         let starts = rows.by_ref().take(STARTS).map(|(_, cost, _)| cost);
         let start = starts.min_by_key(Cost::of_all);
@@ -191,46 +190,42 @@ impl GuestContext<'_> {
 
     /// Adds the parts of a guest of `scenario` to the report.
     pub(super) fn note_versions(&mut self, scenario: &Scenario) -> Result<(), Failure> {
-        let artifacts = self.prepare(scenario)?;
+        let agent = program("peerbar-agent")?;
+        let needs = GuestNeeds::of(scenario);
+        let artifacts = Artifacts::prepare(self.options, &needs, &agent, self.signals)?;
         add_versions(&mut self.report, &artifacts, &scenario.machine);
         Ok(())
     }
 
-    /// Prepares the files that a guest of `scenario` boots from.
-    fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
-        let agent = program("peerbar-agent")?;
-        Artifacts::prepare(
-            self.options,
-            &GuestNeeds::of(scenario),
-            &agent,
-            self.signals,
-        )
+    /// Returns the options of this suite's labs: their folder, and the signals that interrupt them.
+    pub(super) fn lab_options(&self) -> LabOptions {
+        LabOptions::default()
+            .own(self.options.clone())
+            .runs(self.folder.path())
+            .signals(self.signals)
     }
+}
 
-    fn boot(
-        &self,
-        scenario: &Scenario,
-        artifacts: &Artifacts,
-        names: &[String],
-    ) -> Result<Vec<(Row, Cost, Recorded)>, Failure> {
-        let folder = Folder::create(self.folder.path(), &scenario.name, SystemTime::now())?;
-        let temporary = SocketFolder::create()?;
-        let sockets = Sockets::in_folder(temporary.path());
-        let boot = artifacts.boot(&scenario.machine);
-        let mut progress = Progress::default();
-        progress.stage(&format!("{}: a guest boots", scenario.name));
-        let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;
-        let seen = follow(&mut guest, scenario, names, &mut progress, &folder)?;
-        let (_, report, complaint) = guest.stop()?;
-        if let Some(complaint) = complaint {
-            return Err(anyhow!(complaint).into());
-        }
-        let recorded = Recorded::read(scenario, folder.path())?;
-        let (rows, ..) = report.finish();
-        let rows = rows.into_iter().map(passed).zip(seen);
-        let rows = rows.map(|(row, (cost, span))| Ok((row?, cost, recorded.during(&span))));
-        Ok(rows.collect::<anyhow::Result<_>>()?)
+/// Boots the guest of `scenario`, and returns the results of its checks, which have these `names`.
+fn measured(
+    run: PreparedLab,
+    scenario: &Scenario,
+    names: &[String],
+) -> Result<Vec<(Row, Cost, Recorded)>, Failure> {
+    let folder = run.folder.clone();
+    let mut progress = Progress::default();
+    progress.stage(&format!("{}: a guest boots", scenario.name));
+    let mut lab = run.boot()?;
+    let seen = follow(&mut lab.guest, scenario, names, &mut progress, &folder)?;
+    let (_, report, complaint) = lab.guest.stop()?;
+    if let Some(complaint) = complaint {
+        return Err(anyhow!(complaint).into());
     }
+    let recorded = Recorded::read(scenario, folder.path())?;
+    let (rows, ..) = report.finish();
+    let rows = rows.into_iter().map(passed).zip(seen);
+    let rows = rows.map(|(row, (cost, span))| Ok((row?, cost, recorded.during(&span))));
+    Ok(rows.collect::<anyhow::Result<_>>()?)
 }
 
 /// Adds the parts of a guest to the report, and how it was started on `machine`.

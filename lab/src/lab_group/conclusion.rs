@@ -96,7 +96,7 @@ fn conclude_all(
             Some(Ending::Signal(signal)) => Ok(Ending::Signal(*signal)),
             _ => lab.wait_for_power_off(),
         };
-        match ending.and_then(|ending| lab.conclude(ending, &complaint)) {
+        match ending.and_then(|ending| lab.seal(ending, &complaint)) {
             Ok(judged) => concluded.push((guest, judged)),
             Err(error) => errors.push(anyhow!(error.of_guest(&guest.name))),
         }

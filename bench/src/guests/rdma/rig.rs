@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use nix::time::ClockId;
+use peerbar_lab::Lab;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::{Lab, LabError, LabOptions};
 use peerbar_report::RdmaRate;
 
 use super::load::{MAKE_RXE, Request};
@@ -64,29 +64,12 @@ impl Loaded {
     }
 }
 
-/// Converts a lab's error to a failure of the program.
-pub(super) fn of_lab(error: LabError) -> Failure {
-    match error {
-        LabError::Host(failure) => failure,
-        other => anyhow::Error::from(other).into(),
-    }
-}
-
-/// Returns the options of the labs of this suite: their folder, and the signals that interrupt
-/// them.
-pub(super) fn options(context: &GuestContext<'_>) -> LabOptions {
-    LabOptions::default()
-        .own(context.options.clone())
-        .runs(context.folder.path())
-        .signals(context.signals)
-}
-
 impl Rig {
     /// Boots it, with software RoCE if `with_rxe` is set.
     pub(super) fn start(context: &mut GuestContext<'_>, with_rxe: bool) -> Result<Self, Failure> {
         let scenario = Scenario::parse_interactive(Path::new("bench-rdma.toml"), SCENARIO)?;
         context.note_versions(&scenario)?;
-        let lab = options(context).start(scenario).map_err(of_lab)?;
+        let lab = context.lab_options().start(scenario)?;
         let mut rig = Self { lab };
         if with_rxe {
             rig.command(MAKE_RXE)?;
@@ -122,7 +105,7 @@ impl Rig {
 
     /// Shuts the guest down. It is an error if anything in its run failed.
     pub(super) fn end(self) -> Result<(), Failure> {
-        let ended = self.lab.shut_down().map_err(of_lab)?;
+        let ended = self.lab.shut_down()?;
         Ok(ensure_passed(ended.is_passed(), &ended.verdict)?)
     }
 

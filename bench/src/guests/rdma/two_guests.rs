@@ -8,7 +8,7 @@ use peerbar_lab::scenario::GuestGroup;
 use peerbar_report::{Check, Rdma, RdmaMemory, Verdict};
 
 use super::load::PayloadMemory;
-use super::rig::{CopyLimit, ensure_passed, of_lab, options};
+use super::rig::{CopyLimit, ensure_passed};
 use super::{LARGE, MEMCPY};
 use crate::figure::Figure;
 use crate::jobs::exact;
@@ -60,14 +60,13 @@ pub(super) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     context.note_versions(&first.scenario.clone())?;
     let mut limit = CopyLimit::new(LARGE)?;
     context.stage("rdma: two guests boot")?;
-    let guests = options(context).start_group(group, &mut |_| {});
-    let mut guests = guests.map_err(of_lab)?;
+    let mut guests = context.lab_options().start_group(group, &mut |_| {})?;
     let mut measured: Vec<Vec<(f64, f64)>> = wanted.iter().map(|_| Vec::new()).collect();
     for round in 0..=rounds {
         for (memory, pairs) in wanted.iter().zip(&mut measured) {
             let name = name(*memory);
             context.stage(&name)?;
-            let row = guests.check(&name, &check(*memory)).map_err(of_lab)?;
+            let row = guests.check(&name, &check(*memory))?;
             if let Some(failure) = guests.failure() {
                 return Err(anyhow!("{name}: {failure}").into());
             }
@@ -79,7 +78,7 @@ pub(super) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
             pairs.extend((round > 0).then_some(pair));
         }
     }
-    let ended = guests.conclude(|_, _| Ok(None)).map_err(of_lab)?;
+    let ended = guests.conclude(|_, _| Ok(None))?;
     ended.seal()?;
     ensure_passed(ended.is_passed(), &ended.verdict)?;
     for (memory, pairs) in wanted.iter().zip(&measured) {
