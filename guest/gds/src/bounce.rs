@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 
 use crate::alignment::Alignment;
 use crate::buffer::{Buffer, HostBuffer};
-use crate::file::FileRange;
 use crate::traffic::Counters;
+use crate::transfer::FileRange;
 use crate::{Error, Gpu, Result};
 
 /// Bytes of one round.

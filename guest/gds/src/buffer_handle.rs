@@ -1,12 +1,10 @@
 //! The common part of all kinds of buffers: a handle of the driver that is freed once.
 
 use std::fmt;
-use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::driver::Driver;
-use crate::span::{Span, resolve};
 use crate::uapi::{self, Space};
 use crate::{Error, Result};
 
@@ -28,11 +26,6 @@ impl BufferHandle {
             size,
             freed: AtomicBool::new(false),
         }
-    }
-
-    pub(crate) fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
-        self.live()?;
-        Ok(Span::new(self, resolve(range, self.size)?))
     }
 
     /// Returns the handle. It must not be used once it is freed, since the driver then gives its

@@ -1,9 +1,8 @@
 //! Files, and transfers between them and GPU memory.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::{Range, RangeBounds};
+use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,28 +13,11 @@ use crate::alignment::{Alignment, Split};
 use crate::bounce::Bounce;
 use crate::error::{FileTransfer, refuses_peer_memory};
 use crate::traffic::Counters;
+use crate::transfer::{Direction, FileRange, Transfer};
 use crate::{Buffer, Error, Gpu, Policy, Result, Traffic};
 
 /// The end of all offsets in files that the kernel accepts.
 const LAST_OFFSET: u64 = i64::MAX as u64;
-
-/// The direction of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the file to the buffer.
-    Read,
-    /// From the buffer to the file.
-    Write,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Direction::Read => "read",
-            Direction::Write => "write",
-        })
-    }
-}
 
 /// A file or block device, opened without the page cache by [`FileOptions`](crate::FileOptions).
 /// Clones are the same file and count together. Several threads may use it at once; their bounces
@@ -56,61 +38,6 @@ struct SharedFile {
     counters: Counters,
     /// Made when the first byte has to bounce.
     bounce: Mutex<Option<Bounce>>,
-}
-
-/// A transfer that has been found possible.
-#[derive(Clone, Debug)]
-pub(crate) struct Transfer {
-    pub(crate) direction: Direction,
-    /// Its offset in the file.
-    pub(crate) offset: u64,
-    /// Its range of the buffer.
-    pub(crate) range: Range<u64>,
-    pub(crate) split: Split,
-}
-
-impl Transfer {
-    fn length(&self) -> u64 {
-        self.range.end.saturating_sub(self.range.start)
-    }
-
-    /// Returns the range of `length` bytes that starts `skip` bytes after the start.
-    fn file_range(&self, skip: u64, length: u64) -> FileRange {
-        let start = self.range.start.saturating_add(skip);
-        FileRange {
-            direction: self.direction,
-            offset: self.offset.saturating_add(skip),
-            range: start..start.saturating_add(length),
-        }
-    }
-
-    /// Returns the peer-to-peer part.
-    pub(crate) fn middle(&self) -> FileRange {
-        self.file_range(self.split.head, self.split.middle)
-    }
-}
-
-/// A part of a transfer: bytes of the file, and of the buffer.
-#[derive(Clone, Debug)]
-pub(crate) struct FileRange {
-    pub(crate) direction: Direction,
-    pub(crate) offset: u64,
-    pub(crate) range: Range<u64>,
-}
-
-impl FileRange {
-    pub(crate) fn length(&self) -> u64 {
-        self.range.end.saturating_sub(self.range.start)
-    }
-
-    /// Returns the rest after the first `done` bytes.
-    fn after(&self, done: u64) -> FileRange {
-        FileRange {
-            direction: self.direction,
-            offset: self.offset.saturating_add(done),
-            range: self.range.start.saturating_add(done)..self.range.end,
-        }
-    }
 }
 
 impl GpuFile {

@@ -68,6 +68,7 @@ mod out_of_bounds;
 mod queue;
 mod span;
 mod traffic;
+mod transfer;
 // For tests whose driver requests this library cannot express.
 #[doc(hidden)]
 pub mod uapi;
@@ -84,7 +85,7 @@ pub use error::{Error, FileTransfer, Result};
 pub use export_policy::ExportPolicy;
 pub use fault::Fault;
 pub use fence::Fence;
-pub use file::{Direction, GpuFile};
+pub use file::GpuFile;
 pub use gpu::{Gpu, Properties};
 pub use gpu_queue::{Doorbells, GpuQueue, GpuRequest, QueueStatistics};
 pub use mapping::Mapping;
@@ -93,3 +94,4 @@ pub use out_of_bounds::{OutOfBounds, WordError};
 pub use queue::{Completion, Queue, Request, Ticket, batch};
 pub use span::Span;
 pub use traffic::{Policy, Traffic};
+pub use transfer::Direction;

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use crate::file::{FileRange, Transfer};
+use crate::transfer::{FileRange, Transfer};
 use crate::{Buffer, Direction, Error, GpuFile, Result};
 
 /// Limit of the bytes that one entry of the ring requests. The rest of a longer transfer follows

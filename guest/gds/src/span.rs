@@ -18,15 +18,19 @@ pub struct Span<'a> {
     length: u64,
 }
 
-impl<'a> Span<'a> {
-    pub(crate) fn new(memory: &'a BufferHandle, range: Range<u64>) -> Self {
-        Span {
-            memory,
+impl BufferHandle {
+    pub(crate) fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
+        self.live()?;
+        let range = resolve(range, self.size)?;
+        Ok(Span {
+            memory: self,
             offset: range.start,
             length: range.end.saturating_sub(range.start),
-        }
+        })
     }
+}
 
+impl Span<'_> {
     /// Returns the operand for a command of `driver`.
     ///
     /// # Errors

@@ -1,11 +1,11 @@
 //! I/O address spaces, which provide the addresses for devices of vfio-pci.
 
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 
 use peerbar_gds::Mapping;
 
 use crate::binding::Binding;
-use crate::device::VfioDevice;
 use crate::error::{Error, Result};
 use crate::iommufd::Iommufd;
 use crate::type1::Container;
@@ -40,16 +40,12 @@ impl AddressSpace {
         Iommufd::open().map(Kind::Iommufd).map(Self)
     }
 
-    /// Opens a device, which has this address space until it is closed. Opening and closing reset it.
-    ///
-    /// # Errors
-    /// [`Error::NoGroup`], [`Error::NotViable`], [`Error::NoCharacterDevice`], [`Error::Request`].
-    pub fn open(&self, binding: &Binding) -> Result<VfioDevice> {
-        let file = match &self.0 {
-            Kind::Type1(container) => container.open_device(binding)?,
-            Kind::Iommufd(iommufd) => iommufd.open_device(binding)?,
-        };
-        Ok(VfioDevice::new(file, self.clone()))
+    /// Opens a device's file.
+    pub(crate) fn open_file(&self, binding: &Binding) -> Result<File> {
+        match &self.0 {
+            Kind::Type1(container) => container.open_device(binding),
+            Kind::Iommufd(iommufd) => iommufd.open_device(binding),
+        }
     }
 
     /// Maps `memory` at `iova` on, until it is unmapped here, even once this process has dropped

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use peerbar_gds::Mapping;
 
 use crate::address_space::AddressSpace;
+use crate::binding::Binding;
 use crate::error::{Error, Result};
 use crate::request::{Argument, Request, size_of_argument};
 
@@ -78,14 +79,20 @@ pub struct VfioDevice {
     _space: AddressSpace,
 }
 
-impl VfioDevice {
-    pub(crate) fn new(file: File, space: AddressSpace) -> Self {
-        Self {
-            file,
-            _space: space,
-        }
+impl AddressSpace {
+    /// Opens a device, which has this address space until it is closed. Opening and closing reset it.
+    ///
+    /// # Errors
+    /// [`Error::NoGroup`], [`Error::NotViable`], [`Error::NoCharacterDevice`], [`Error::Request`].
+    pub fn open(&self, binding: &Binding) -> Result<VfioDevice> {
+        Ok(VfioDevice {
+            file: self.open_file(binding)?,
+            _space: self.clone(),
+        })
     }
+}
 
+impl VfioDevice {
     /// Returns the size of a BAR in bytes, or 0 if there is none.
     ///
     /// # Errors
