@@ -73,7 +73,7 @@ pub(crate) fn listed() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let files = shipped().into_iter().chain(in_folder(Path::new(".")));
         let kinds = KINDS.iter();
-        let kinds = kinds.map(|kind| candidate(kind.name, kind.about));
+        let kinds = kinds.map(|kind| candidate(kind.name, &kind.about().replace('\n', " ")));
         files.map(of_file).chain(kinds).collect()
     })
 }

@@ -63,8 +63,13 @@ fn section(kind: &Kind, columns: Option<u16>) -> String {
         hanging(&head, &format!("{}{default}", key.about), columns)
     });
     let keys: String = keys.collect();
-    let about = hanging(INDENT, kind.about, columns);
-    format!("{}\n{about}{keys}", kind.name)
+    let about = kind.about();
+    let about = about.lines().filter(|line| !line.is_empty());
+    let about = about.map(|line| match line.strip_prefix("- ") {
+        Some(item) => hanging(&format!("{INDENT}- "), item, columns),
+        None => hanging(INDENT, line, columns),
+    });
+    format!("{}\n{}{keys}", kind.name, about.collect::<String>())
 }
 
 fn unknown(name: &str) -> Failure {
@@ -96,7 +101,7 @@ fn text(
     };
     let kinds: String = kinds
         .iter()
-        .map(|kind| line(kind.name, kind.about))
+        .map(|kind| line(kind.name, &kind.about()))
         .collect();
     let parts = [
         (
@@ -118,7 +123,7 @@ fn text(
 
 /// Returns the first clause of a description.
 fn gist(about: &str) -> &str {
-    let ends = [": ", ". "].map(|end| about.find(end));
+    let ends = [": ", ". ", ":\n", ".\n"].map(|end| about.find(end));
     let end = ends.into_iter().flatten().min().unwrap_or(about.len());
     about.get(..end).unwrap_or(about).trim_end_matches('.')
 }
@@ -142,7 +147,7 @@ fn data(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> anyh
         let keys = kind.keys().chain(&COMMON_KEYS);
         let keys =
             keys.map(|key| json!({ "name": key.name, "about": key.about, "default": key.default }));
-        json!({ "kind": kind.name, "about": kind.about, "keys": keys.collect::<Vec<Value>>() })
+        json!({ "kind": kind.name, "about": kind.about(), "keys": keys.collect::<Vec<Value>>() })
     });
     let scenarios = [scenarios(own, false), scenarios(shipped, true)].concat();
     let all = json!({

@@ -73,7 +73,7 @@ const PAGE: u64 = 4096;
 pub trait Described: fmt::Display {
     /// Its value of `kind`.
     const KIND: &'static str;
-    /// The purpose of the check, for the reference.
+    /// The purpose of the check, for the reference: lines of Markdown.
     const ABOUT: &'static str;
     /// Its own keys, in the order of the reference.
     const KEYS: &'static [Key];
@@ -153,7 +153,7 @@ pub struct Kind {
     /// [`Described::KIND`].
     pub name: &'static str,
     /// [`Described::ABOUT`].
-    pub about: &'static str,
+    about: &'static str,
     /// [`Described::KEYS`], and [`Described::EXPECTED`].
     keys: [&'static [Key]; 2],
     /// [`CheckKind::ON_DEMAND`].
@@ -373,8 +373,8 @@ mod tests {
     fn reference_has_every_kind_with_every_key() {
         let text = check_reference(3);
         for kind in KINDS {
-            assert!(text.contains(&format!("### `{}`\n\n{}\n", kind.name, kind.about)));
-            assert!(kind.about.ends_with('.'), "{}", kind.about);
+            assert!(text.contains(&format!("### `{}`\n\n{}\n", kind.name, kind.about())));
+            assert!(kind.about().ends_with('.'), "{}", kind.about());
             for key in kind.keys() {
                 assert!(kind.markdown(3).contains(&format!("| `{}` | ", key.name)));
                 assert!(key.about.ends_with('.'), "{}", key.about);

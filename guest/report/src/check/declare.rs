@@ -75,7 +75,7 @@ macro_rules! check {
 
         impl $crate::check::Described for $Check {
             const KIND: &'static str = $kind;
-            const ABOUT: &'static str = concat!($($about),+).trim_ascii_start();
+            const ABOUT: &'static str = concat!($($about, "\n"),+);
             const KEYS: &'static [$crate::check::Key] = &[$(
                 $crate::check::Key::required(stringify!($field), concat!($($key),+))
                     $(.or($default))?,

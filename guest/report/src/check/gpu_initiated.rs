@@ -19,18 +19,24 @@ check! {
     /// Lets the GPU read blocks of the disk by itself: it has pairs of the disk's queues in its
     /// memory, writes submission entries and doorbells, and polls the completions. A program in the
     /// guest drives the disk by vfio-pci, makes the queues and puts commands on the GPU's channels.
-    /// The devices' counters must show that, while the GPU reads, all NVMe commands came out of the
-    /// GPU's memory and no data went elsewhere, that the GPU wrote as many doorbells as it reports,
-    /// that QEMU wrote no doorbell of the disk except those that it passes on from the GPU through
-    /// the root, and that the disk raised no interrupt. Doorbells and interrupts must both be
-    /// counted before, while Linux' own driver uses the disk. With bus addresses, nothing may go
-    /// through the root. A disk with `poll = "always"` has its doorbells in memory, where it cannot
-    /// count who writes them; the check then says so. A GPU with its own driver raises an interrupt
-    /// at the end of each launch of 1000 reads. The check reports the reads per second, and the
-    /// time that the host's processors work for the guest for each read, and compares them with the
-    /// same reads by pread(2) and io_uring through Linux' drivers and by a driver in user space,
-    /// whose queue takes at most 63 at a time. The processor time of the program is measured by the
-    /// guest's clock, which runs on while the host makes the guest wait.
+    ///
+    /// While the GPU reads, the devices' counters must show that
+    /// - all NVMe commands come out of the GPU's memory, and no data goes elsewhere; with bus
+    ///   addresses, nothing goes through the root;
+    /// - the GPU writes as many doorbells as it reports, and QEMU writes none of the disk's except
+    ///   those that it passes on from the GPU through the root;
+    /// - the disk raises no interrupt.
+    ///
+    /// Doorbells and interrupts must both be counted before, while Linux' own driver uses the disk.
+    /// A disk with `poll = "always"` has its doorbells in memory, where it cannot count who writes
+    /// them; the check then says so. A GPU with its own driver raises an interrupt at the end of
+    /// each launch of 1000 reads.
+    ///
+    /// The check reports the reads per second, and the time that the host's processors work for the
+    /// guest for each read. It compares them with the same reads by pread(2) and io_uring through
+    /// Linux' drivers, and by a driver in user space, whose queue takes at most 63 at a time. The
+    /// processor time of the program is measured by the guest's clock, which runs on while the host
+    /// makes the guest wait.
     "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}, {backend}{}{}{}" with (
         if *queues == 1 { String::new() } else { format!(", by {queues} queues at once") },
         fault.map(|code| format!(", to fault {code}")).unwrap_or_default(),

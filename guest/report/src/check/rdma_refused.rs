@@ -6,12 +6,17 @@ use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check, rdma};
 use crate::{Completer, Direction, PayloadFlow};
 
 check! {
-    /// Sends an adapter requests that it must refuse: access without rights, guessed keys, ranges
-    /// beyond a region, deregistered regions, queue pairs in a wrong state, messages that are too
-    /// long for their receive or have none; with a GPU also requests for its memory after it was
-    /// freed or revoked. No byte may change, and the adapters must continue to work. With `peer`
-    /// the requests go to another adapter, which may be in another guest. The counters of the
-    /// responder must show the permitted data with that memory, and no other byte. Requires
+    /// Sends an adapter requests that it must refuse:
+    /// - access without rights, or by guessed keys;
+    /// - ranges beyond a region, and deregistered regions;
+    /// - queue pairs in a wrong state;
+    /// - messages that are too long for their receive, or have none;
+    /// - with a GPU, also requests for its memory after it was freed or revoked.
+    ///
+    /// No byte may change, and the adapters must continue to work. The counters of the responder
+    /// must show the permitted data with that memory, and no other byte.
+    ///
+    /// With `peer` the requests go to another adapter, which may be in another guest. Requires
     /// `tools = true` at the top of the scenario.
     "rdma-refused": "what {asked} must refuse{whom}{with}" with (
         asked = peer.as_ref().unwrap_or(nic), whom = whom(nic, peer.as_deref()), with = with(gpu.as_deref())

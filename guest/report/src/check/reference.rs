@@ -3,6 +3,21 @@
 use super::{KINDS, Kind};
 
 impl Kind {
+    /// Returns its description as Markdown, with a paragraph or an item of a list in a line.
+    pub fn about(&self) -> String {
+        let mut text = String::new();
+        for line in self.about.lines().map(str::trim) {
+            text += match line {
+                "" => "\n\n",
+                _ if text.is_empty() || text.ends_with('\n') => "",
+                _ if line.starts_with("- ") => "\n",
+                _ => " ",
+            };
+            text += line;
+        }
+        text
+    }
+
     /// Returns the kind's section as Markdown: a heading of this level, its description, a table of
     /// its keys.
     pub fn markdown(&self, level: usize) -> String {
@@ -10,7 +25,7 @@ impl Kind {
             "{} `{}`\n\n{}\n\n",
             "#".repeat(level),
             self.name,
-            self.about
+            self.about()
         );
         text += "| key | default | meaning |\n| --- | --- | --- |\n";
         for key in self.keys() {

@@ -6,12 +6,14 @@ use super::{Keys, TableError, VfioBackend, check};
 check! {
     /// Maps VRAM for a disk that a program drives by vfio-pci: by type 1, through the program's
     /// mapping of a GPU's window. The GPU has its own driver, and drives a pair of the disk's
-    /// queues there. Type 1 accepts such a mapping because it has no pages; it refuses p2pmem. The
-    /// contents must be right, and nothing of it may be in guest RAM. Then the program frees the
-    /// memory, which must stay the disk's, and revokes some, which type 1 does not notice: the disk
-    /// must then reach no owner's memory, and its addresses in the window must be given out again
-    /// once they are no longer mapped. Requires a GPU with `mode = "window"`, and a machine with an
-    /// IOMMU.
+    /// queues there. Type 1 accepts such a mapping because it has no pages; it refuses p2pmem.
+    ///
+    /// The contents must be right, and nothing of it may be in guest RAM. Then the program
+    /// - frees the memory, which must stay the disk's;
+    /// - revokes some, which type 1 does not notice. The disk must then reach no owner's memory, and
+    ///   its addresses in the window must be given out again once they are no longer mapped.
+    ///
+    /// Requires a GPU with `mode = "window"`, and a machine with an IOMMU.
     "vfio-window": "{gpu} reads {disk}, which a program has, into its window"
     pub struct VfioWindow {
         /// Name of a `[[gpu]]` with `mode = "window"`.
