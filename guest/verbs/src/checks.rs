@@ -4,6 +4,7 @@ pub(crate) mod completions;
 pub(crate) mod completions_lost;
 pub(crate) mod counters;
 pub(crate) mod end;
+mod loopback;
 pub(crate) mod memory;
 pub(crate) mod probe;
 pub(crate) mod rate;

@@ -5,11 +5,11 @@ use std::rc::Rc;
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
 use peerbar_verbs::{
-    AccessFlags, AddressHandle, CompletionBuffer, Context, Entry, Operation, Peer,
-    ProtectionDomain, QueuePair, Region, Status,
+    CompletionBuffer, Context, Entry, Operation, ProtectionDomain, QueuePair, Status,
 };
 
 use super::TIME_OUT;
+use super::loopback::Loopback;
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::{AddResult, refused};
 
@@ -46,17 +46,11 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, add: AddResult<'_>) -> anyhow::Re
 
 /// Two queue pairs, each with a queue in a page of the memory.
 struct Fixture {
-    // The queue pairs are dropped before the queues, and those before the memory.
-    asking: QueuePair,
-    asked: QueuePair,
+    ends: Loopback,
     sent: Rc<CompletionBuffer>,
     received: Rc<CompletionBuffer>,
-    peer: Peer,
-    source: Region,
-    target: Region,
     memory: Rc<Memory>,
     kind: MemoryKind,
-    domain: ProtectionDomain,
 }
 
 impl Fixture {
@@ -70,27 +64,17 @@ impl Fixture {
             |offset| anyhow::Ok(Rc::new(queue(&context, &memory, policy, offset, ENTRIES)?));
         let (sent, received) = (queue(0)?, queue(PAGE)?);
         let pair = |queue| ready(&domain, DEPTH, queue);
-        let (asking, asked) = (pair(&sent)?, pair(&received)?);
-        let region = || Memory::new(MemoryKind::Host, PAGE)?.register(&domain, AccessFlags::ALL);
-        let (source, target) = (region()?, region()?);
-        let handle = AddressHandle::new(&domain, context.gid()?)?;
         Ok(Self {
-            peer: Peer::of(handle, &asked),
-            asking,
-            asked,
+            ends: Loopback::new(&domain, [pair(&sent)?, pair(&received)?], PAGE)?,
             sent,
             received,
-            source,
-            target,
             memory,
             kind,
-            domain,
         })
     }
 
     fn post(&self, operation: Operation) -> anyhow::Result<()> {
-        let local = self.source.local(0, LENGTH);
-        Ok(self.asking.post(0, operation, local, &self.peer)?)
+        self.ends.post(0, operation, LENGTH)
     }
 
     /// Takes the completions of that many requests of the requester, which need not end in order.
@@ -103,7 +87,7 @@ impl Fixture {
             let done = entry.completion;
             ensure!(!entry.is_receive, "{entry:?} is of a receive");
             ensure!(
-                done.queue_pair == self.asking.number(),
+                done.queue_pair == self.ends.asking.number(),
                 "{entry:?} is of another queue pair"
             );
             ensure!(done.status == status, "{entry:?}, not {status}");
@@ -120,7 +104,7 @@ impl Fixture {
     fn writes(&self) -> anyhow::Result<()> {
         for count in [ENTRIES, 1, ENTRIES, ENTRIES, ENTRIES, ENTRIES - 3] {
             for _ in 0..count {
-                self.post(Operation::Write(self.target.remote(0)))?;
+                self.post(Operation::Write(self.ends.there()))?;
             }
             self.take(count, Status::SUCCESS)?;
         }
@@ -129,8 +113,8 @@ impl Fixture {
 
     fn messages(&self) -> anyhow::Result<()> {
         for number in 0..2 * ENTRIES {
-            let into = self.target.local(0, LENGTH);
-            self.asked.post_receive(0, into)?;
+            let into = self.ends.target.1.local(0, LENGTH);
+            self.ends.asked.post_receive(0, into)?;
             self.post(Operation::SendImmediate(number))?;
             self.take(1, Status::SUCCESS)?;
             let entry = self.receive(number)?;
@@ -144,20 +128,20 @@ impl Fixture {
     }
 
     fn failure(&self) -> anyhow::Result<()> {
-        let mut nowhere = self.target.remote(0);
+        let mut nowhere = self.ends.there();
         nowhere.key ^= 1;
         self.post(Operation::Write(nowhere))?;
         self.take(1, Status::REMOTE_ACCESS)?;
-        self.post(Operation::Read(self.target.remote(0)))?;
+        self.post(Operation::Read(self.ends.there()))?;
         self.take(1, Status::SUCCESS)
     }
 
     fn flush(&self) -> anyhow::Result<()> {
         for _ in 0..ENTRIES {
-            let into = self.target.local(0, LENGTH);
-            self.asked.post_receive(0, into)?;
+            let into = self.ends.target.1.local(0, LENGTH);
+            self.ends.asked.post_receive(0, into)?;
         }
-        self.asked.stop()?;
+        self.ends.asked.stop()?;
         for number in 2 * ENTRIES..3 * ENTRIES {
             let entry = self.receive(number)?;
             ensure!(
@@ -174,11 +158,11 @@ impl Fixture {
     fn receive(&self, number: u32) -> anyhow::Result<Entry> {
         let entry = self.received.wait(TIME_OUT)?;
         let done = entry.completion;
-        let wanted = (true, self.asked.number(), u64::from(number));
+        let wanted = (true, self.ends.asked.number(), u64::from(number));
         ensure!(
             (entry.is_receive, done.queue_pair, done.id) == wanted,
             "receive {number} of queue pair {}: {entry:?} is of another request",
-            self.asked.number()
+            self.ends.asked.number()
         );
         Ok(entry)
     }
@@ -192,7 +176,7 @@ impl Fixture {
     }
 
     fn short(&self) -> anyhow::Result<()> {
-        let context = self.domain.context();
+        let context = self.ends.domain.context();
         let two_pages = u32::try_from(2 * PAGE / 32)?;
         let queue = queue(context, &self.memory, ExportPolicy::Pinned, PAGE, two_pages);
         refused(queue, libc::EINVAL)
@@ -202,7 +186,7 @@ impl Fixture {
     /// exporter does not allow.
     fn revocable(&self) -> anyhow::Result<()> {
         let other = Rc::new(Memory::new(self.kind, PAGE)?);
-        let context = self.domain.context();
+        let context = self.ends.domain.context();
         let queue = queue(context, &other, ExportPolicy::Revocable, 0, ENTRIES);
         refused(queue, libc::EOPNOTSUPP)
     }
@@ -210,7 +194,7 @@ impl Fixture {
     fn revoked(&self) -> anyhow::Result<()> {
         let revoked = self.memory.buffer()?.revoke();
         ensure!(revoked.is_err(), "memory of a queue was revoked");
-        self.post(Operation::Write(self.target.remote(0)))?;
+        self.post(Operation::Write(self.ends.there()))?;
         self.take(1, Status::SUCCESS)
     }
 }

@@ -6,14 +6,11 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
-use peerbar_gds::Mapping;
-use peerbar_verbs::{
-    AccessFlags, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain,
-    QueuePair, Region, Status,
-};
+use peerbar_verbs::{CompletionBuffer, Context, Operation, ProtectionDomain, QueuePair, Status};
 
 use super::TIME_OUT;
 use super::completions::{ENTRIES, queue, ready};
+use super::loopback::Loopback;
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::refused;
 
@@ -26,20 +23,16 @@ const LENGTH: u32 = 8;
 
 /// Writes of 8 bytes each, which contain the number of the write, one after the other.
 pub(crate) struct Load {
-    pair: QueuePair,
+    /// The requesting queue pair is replaced once it has taken its total number of requests.
+    ends: Loopback,
     /// A queue pair with a receive that no message arrives for, which uses the same queue.
     idle: QueuePair,
     queue: Rc<CompletionBuffer>,
-    peer: Peer,
-    _asked: QueuePair,
-    source: (Rc<Mapping>, Region),
-    target: (Rc<Mapping>, Region),
     /// Writes posted in total, and by this queue pair.
     posted: u64,
     of_pair: u32,
     /// The end of the writes: the failure of their queue pair, or a mistake.
     ended: Option<anyhow::Result<()>>,
-    domain: ProtectionDomain,
 }
 
 impl Load {
@@ -62,27 +55,18 @@ impl Load {
         let memory = Rc::new(Memory::new(kind, PAGE)?);
         let queue = queue(&context, &memory, ExportPolicy::Pinned, 0, ENTRIES)?;
         let queue = Rc::new(queue);
+        let pair = ready(&domain, DEPTH, &queue)?;
         let asked = QueuePair::ready(&domain, 1, 0)?;
-        let region = || {
-            let memory = Rc::new(Mapping::private(PAGE)?);
-            let region = Region::of_memory(&domain, memory.clone(), AccessFlags::ALL)?;
-            anyhow::Ok((memory, region))
-        };
-        let (source, target) = (region()?, region()?);
+        let ends = Loopback::new(&domain, [pair, asked], PAGE)?;
         let idle = ready(&domain, 1, &queue)?;
-        idle.post_receive(0, target.1.local(LENGTH.into(), LENGTH))?;
+        idle.post_receive(0, ends.target.1.local(LENGTH.into(), LENGTH))?;
         Ok(Self {
-            pair: ready(&domain, DEPTH, &queue)?,
+            ends,
             idle,
-            peer: Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked),
             queue,
-            _asked: asked,
-            source,
-            target,
             posted: 0,
             of_pair: 0,
             ended: None,
-            domain,
         })
     }
 
@@ -110,7 +94,7 @@ impl Load {
         self.ended.take().unwrap_or(Ok(()))?;
         let idle = self.idle.has_failed()?;
         ensure!(idle, "the other queue pair of the queue is not in error");
-        let another = refused(ready(&self.domain, 1, &self.queue), libc::EINVAL);
+        let another = refused(ready(&self.ends.domain, 1, &self.queue), libc::EINVAL);
         another.context("a queue pair of a queue that has failed")?;
         let told = self.queue.poll()?;
         let is_told = told.is_some_and(|it| it.completion.status == Status::SUCCESS);
@@ -127,14 +111,14 @@ impl Load {
     /// Posts a write of its number.
     fn post(&mut self) -> anyhow::Result<()> {
         if self.of_pair == DEPTH {
-            self.pair = ready(&self.domain, DEPTH, &self.queue)?;
+            self.ends.asking = ready(&self.ends.domain, DEPTH, &self.queue)?;
             self.of_pair = 0;
         }
         self.posted += 1;
-        self.source.0.write(0, &self.posted.to_le_bytes())?;
-        let local = self.source.1.local(0, LENGTH);
-        let operation = Operation::Write(self.target.1.remote(0));
-        self.pair.post(0, operation, local, &self.peer)?;
+        let source = &self.ends.source.0;
+        source.write(0, &self.posted.to_le_bytes())?;
+        self.ends
+            .post(0, Operation::Write(self.ends.there()), LENGTH)?;
         self.of_pair += 1;
         Ok(())
     }
@@ -147,7 +131,7 @@ impl Load {
             if let Some(entry) = self.queue.poll()? {
                 let done = entry.completion.succeeded();
                 done.with_context(|| format!("write {} has completed with an error", self.posted))?;
-                let there = self.target.0.load64(0)?;
+                let there = self.ends.target.0.mapping().load64(0)?;
                 ensure!(
                     there == self.posted,
                     "write {} has completed, and its target has {there}",
@@ -155,7 +139,7 @@ impl Load {
                 );
                 return Ok(true);
             }
-            if self.pair.has_failed()? {
+            if self.ends.asking.has_failed()? {
                 return Ok(false);
             }
             ensure!(

@@ -4,10 +4,11 @@
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
 use peerbar_verbs::{
-    AccessFlags, AddressHandle, Change, CompletionCounter, Context, Operation, Peer,
-    ProtectionDomain, QueuePair, Region, Status, Word, counted,
+    Change, CompletionCounter, Context, Operation, ProtectionDomain, QueuePair, Status, Word,
+    counted,
 };
 
+use super::loopback::Loopback;
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::Report;
 use super::{DEPTH, TIME_OUT};
@@ -50,14 +51,9 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::R
 /// Two queue pairs with counters: of the first one's sends, of the second one's receives, and of
 /// others' accesses to its memory.
 struct Fixture {
-    asking: QueuePair,
-    asked: QueuePair,
+    ends: Loopback,
     counters: [CompletionCounter; 3],
-    peer: Peer,
-    source: Region,
-    target: Region,
     words: Memory,
-    domain: ProtectionDomain,
 }
 
 impl Fixture {
@@ -80,19 +76,10 @@ impl Fixture {
         for pair in [&asking, &asked] {
             pair.start(0)?;
         }
-        let bytes = u64::from(LENGTH).next_multiple_of(PAGE);
-        let region = || Memory::new(MemoryKind::Host, bytes)?.register(&domain, AccessFlags::ALL);
-        let (source, target) = (region()?, region()?);
-        let handle = AddressHandle::new(&domain, context.gid()?)?;
         Ok(Self {
-            peer: Peer::of(handle, &asked),
-            asking,
-            asked,
+            ends: Loopback::new(&domain, [asking, asked], LENGTH.into())?,
             counters,
-            source,
-            target,
             words,
-            domain,
         })
     }
 
@@ -103,9 +90,8 @@ impl Fixture {
                 Operation::Send => 64,
                 _ => LENGTH,
             };
-            let local = self.source.local(0, length);
-            self.asking.post(id, operation, local, &self.peer)?;
-            let done = self.asking.wait(TIME_OUT)?;
+            self.ends.post(id, operation, length)?;
+            let done = self.ends.asking.wait(TIME_OUT)?;
             ensure!(
                 done.status == status,
                 "{operation:?} ended with {}",
@@ -130,18 +116,18 @@ impl Fixture {
 
     fn messages(&self) -> anyhow::Result<()> {
         for id in 0..TIMES {
-            let into = self.target.local(0, 64);
-            self.asked.post_receive(id, into)?;
+            let into = self.ends.target.1.local(0, 64);
+            self.ends.asked.post_receive(id, into)?;
         }
         self.ask(Operation::Send, Status::SUCCESS)?;
         for _ in 0..TIMES {
-            self.asked.wait(TIME_OUT)?.succeeded()?;
+            self.ends.asked.wait(TIME_OUT)?.succeeded()?;
         }
         self.expect("after sends", [[TIMES, 0], [TIMES, 0], [0, 0]])
     }
 
     fn transfers(&self) -> anyhow::Result<()> {
-        let there = self.target.remote(0);
+        let there = self.ends.there();
         self.ask(Operation::Write(there), Status::SUCCESS)?;
         self.ask(Operation::Read(there), Status::SUCCESS)?;
         let wanted = [[3 * TIMES, 0], [TIMES, 0], [2 * TIMES, 0]];
@@ -149,7 +135,7 @@ impl Fixture {
     }
 
     fn errors(&self) -> anyhow::Result<()> {
-        let mut nowhere = self.target.remote(0);
+        let mut nowhere = self.ends.there();
         nowhere.key ^= 1;
         self.ask(Operation::Write(nowhere), Status::REMOTE_ACCESS)?;
         let wanted = [[3 * TIMES, TIMES], [TIMES, 0], [2 * TIMES, 0]];
@@ -160,13 +146,13 @@ impl Fixture {
         let [sent, received, _] = &self.counters;
         sent.modify(Word::Completions, Change::Set(u64::MAX - 1))?;
         received.modify(Word::Errors, Change::Add(1 << 40))?;
-        self.ask(Operation::Write(self.target.remote(0)), Status::SUCCESS)?;
+        self.ask(Operation::Write(self.ends.there()), Status::SUCCESS)?;
         let wanted = [[1, TIMES], [TIMES, 1 << 40], [3 * TIMES, 0]];
         self.expect("after changes", wanted)
     }
 
     fn overlap(&self) -> anyhow::Result<()> {
-        let pair = QueuePair::new(&self.domain, DEPTH)?;
+        let pair = QueuePair::new(&self.ends.domain, DEPTH)?;
         let [sent, received, _] = &self.counters;
         sent.attach(&pair, counted::SEND | counted::READ)?;
         let refused = received.attach(&pair, counted::READ | counted::WRITE);
@@ -190,13 +176,13 @@ impl Fixture {
     }
 
     fn destruction(&self) -> anyhow::Result<()> {
-        let pair = QueuePair::new(&self.domain, DEPTH)?;
-        let context = self.domain.context();
+        let pair = QueuePair::new(&self.ends.domain, DEPTH)?;
+        let context = self.ends.domain.context();
         let own = counter(context, &self.words, 256)?;
         own.attach(&pair, counted::SEND)?;
         drop(pair);
         own.destroy()?;
-        self.ask(Operation::Write(self.target.remote(0)), Status::SUCCESS)?;
+        self.ask(Operation::Write(self.ends.there()), Status::SUCCESS)?;
         self.expect(
             "at last",
             [[1 + TIMES, TIMES], [TIMES, 1 << 40], [4 * TIMES, 0]],

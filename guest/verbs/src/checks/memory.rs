@@ -159,7 +159,8 @@ impl Memory {
         }
     }
 
-    fn mapping(&self) -> &Mapping {
+    /// Returns its mapping.
+    pub(crate) fn mapping(&self) -> &Mapping {
         match self {
             Self::Host(mapping) => mapping,
             Self::Vram(buffer, _) => buffer.mapping(),

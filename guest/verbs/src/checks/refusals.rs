@@ -2,11 +2,11 @@
 
 use anyhow::{Context as _, bail, ensure};
 use peerbar_verbs::{
-    AccessFlags, AddressHandle, Context, Error, Local, Operation, Peer, ProtectionDomain,
-    QueuePair, Region, Status,
+    AccessFlags, Context, Error, Local, Operation, ProtectionDomain, QueuePair, Region, Status,
 };
 
-use super::memory::{Memory, MemoryKind, PAGE};
+use super::loopback::{Loopback, host_memory};
+use super::memory::{Memory, PAGE};
 use super::report::AddResult;
 use super::{DEPTH, TIME_OUT};
 
@@ -47,47 +47,34 @@ pub(crate) fn run(nic: &str, add: AddResult<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An adapter, a queue pair of the requester, and memory on both sides.
+/// An adapter with two queue pairs, and memory on both sides.
 pub(crate) struct Fixture {
-    pub(crate) domain: ProtectionDomain,
-    asking: QueuePair,
-    asked: QueuePair,
-    peer: Peer,
-    source: Region,
-    own: Memory,
+    pub(super) ends: Loopback,
 }
 
 impl Fixture {
     pub(crate) fn new(nic: &str) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;
-        let asking = QueuePair::ready(&domain, DEPTH, 0)?;
-        let asked = QueuePair::ready(&domain, DEPTH, 0)?;
-        let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked);
-        let memory = Memory::new(MemoryKind::Host, PAGE)?;
-        memory.write(0, &vec![OWN; usize::try_from(PAGE)?])?;
-        let source = memory.register(&domain, AccessFlags::ALL)?;
-        Ok(Self {
-            domain,
-            asking,
-            asked,
-            peer,
-            source,
-            own: memory,
-        })
+        let pair = || QueuePair::ready(&domain, DEPTH, 0);
+        let ends = Loopback::new(&domain, [pair()?, pair()?], PAGE)?;
+        let own = &ends.source.0;
+        own.write(0, &vec![OWN; usize::try_from(PAGE)?])?;
+        Ok(Self { ends })
     }
 
     fn target(&self, access: AccessFlags) -> anyhow::Result<(Memory, Region)> {
-        let memory = Memory::new(MemoryKind::Host, PAGE)?;
+        let (memory, region) = host_memory(&self.ends.domain, PAGE, access)?;
         memory.write(0, &vec![UNTOUCHED; usize::try_from(PAGE)?])?;
-        let region = memory.register(&self.domain, access)?;
         Ok((memory, region))
     }
 
     /// Returns the status of a request with the local memory `local`.
     pub(crate) fn status(&self, operation: Operation, local: Local) -> anyhow::Result<Status> {
-        self.asking.post(9, operation, local, &self.peer)?;
-        let done = self.asking.wait(TIME_OUT)?;
+        self.ends
+            .asking
+            .post(9, operation, local, &self.ends.peer)?;
+        let done = self.ends.asking.wait(TIME_OUT)?;
         ensure!(done.id == 9, "request 9 completed as {}", done.id);
         Ok(done.status)
     }
@@ -95,10 +82,10 @@ impl Fixture {
     /// Returns the status of a request with valid local memory. A refused request must not change
     /// it.
     pub(crate) fn asked(&self, operation: Operation) -> anyhow::Result<Status> {
-        let status = self.status(operation, self.source.local(0, LENGTH))?;
+        let status = self.status(operation, self.ends.source.1.local(0, LENGTH))?;
         if status != Status::SUCCESS {
             let wanted = vec![OWN; usize::try_from(PAGE)?];
-            let kept = self.own.expect(0, &wanted);
+            let kept = self.ends.source.0.expect(0, &wanted);
             kept.context(
                 "a request that was refused has changed the memory of the side that asks",
             )?;
@@ -123,10 +110,10 @@ impl Fixture {
 
     fn receive_without_the_right(&self) -> anyhow::Result<()> {
         let (memory, region) = self.target(AccessFlags::LOCAL_READ)?;
-        self.asked.post_receive(3, region.local(0, LENGTH))?;
+        self.ends.asked.post_receive(3, region.local(0, LENGTH))?;
         let sent = self.asked(Operation::Send)?;
         ensure!(sent != Status::SUCCESS, "the send succeeded");
-        let received = self.asked.wait(TIME_OUT)?;
+        let received = self.ends.asked.wait(TIME_OUT)?;
         ensure!(
             received.id == 3 && received.status != Status::SUCCESS,
             "the receive completed as {received:?}"
@@ -136,7 +123,7 @@ impl Fixture {
 
     fn guessed_local_keys(&self) -> anyhow::Result<()> {
         let (memory, region) = self.target(AccessFlags::ALL)?;
-        let local = self.source.local(0, LENGTH);
+        let local = self.ends.source.1.local(0, LENGTH);
         for key in [0, u32::MAX, local.key.wrapping_add(1000)] {
             let status = self.status(Operation::Write(region.remote(0)), Local { key, ..local })?;
             expect(status, &[Status::LOCAL_PROTECTION])
@@ -149,7 +136,7 @@ impl Fixture {
         let (memory, region) = self.target(AccessFlags::ALL)?;
         let length = u64::from(LENGTH);
         for offset in [PAGE - length + 1, PAGE, 0_u64.wrapping_sub(1), u64::MAX / 2] {
-            let local = self.source.local(offset, LENGTH);
+            let local = self.ends.source.1.local(offset, LENGTH);
             let status = self.status(Operation::Write(region.remote(0)), local)?;
             expect(status, &[Status::LOCAL_PROTECTION, Status::LOCAL_LENGTH])
                 .with_context(|| format!("{LENGTH} bytes of its own at {offset:#x}"))?;
@@ -172,10 +159,10 @@ impl Fixture {
     fn wrong_states(&self) -> anyhow::Result<()> {
         let (memory, region) = self.target(AccessFlags::ALL)?;
         let write = Operation::Write(region.remote(0));
-        let local = self.source.local(0, LENGTH);
-        let fresh = QueuePair::new(&self.domain, DEPTH)?;
+        let local = self.ends.source.1.local(0, LENGTH);
+        let fresh = QueuePair::new(&self.ends.domain, DEPTH)?;
         for state in ["new", "initialized"] {
-            let posted = fresh.post(4, write, local, &self.peer);
+            let posted = fresh.post(4, write, local, &self.ends.peer);
             match posted {
                 Err(error) if error.number() == Some(libc::EINVAL) => {}
                 other => bail!("a queue pair that is {state} took a request: {other:?}"),
@@ -192,7 +179,7 @@ impl Fixture {
     }
 
     fn flushed_receives(&self) -> anyhow::Result<()> {
-        let stopped = QueuePair::ready(&self.domain, DEPTH, 0)?;
+        let stopped = QueuePair::ready(&self.ends.domain, DEPTH, 0)?;
         let (_memory, region) = self.target(AccessFlags::ALL)?;
         for id in 0..3 {
             stopped.post_receive(id, region.local(0, LENGTH))?;

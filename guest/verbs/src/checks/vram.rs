@@ -24,7 +24,7 @@ fn longer(fixture: &Fixture, gpu: &Gpu) -> anyhow::Result<()> {
     let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
     let size = buffer.size().saturating_add(PAGE);
     let registered = Region::of_dma_buf(
-        &fixture.domain,
+        &fixture.ends.domain,
         dma_buf,
         size,
         VRAM_ADDRESS,
@@ -40,7 +40,7 @@ fn revocable(fixture: &Fixture, gpu: &Gpu) -> anyhow::Result<()> {
     let dma_buf = buffer.export_as(ExportPolicy::Revocable)?;
     let size = buffer.size();
     let registered = Region::of_dma_buf(
-        &fixture.domain,
+        &fixture.ends.domain,
         dma_buf,
         size,
         VRAM_ADDRESS,
