@@ -19,7 +19,6 @@ mod gpu_initiated;
 mod judgement;
 mod machine;
 mod memory;
-mod peer;
 mod peer_queues;
 mod persistent_memory;
 mod server;

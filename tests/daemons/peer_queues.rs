@@ -15,14 +15,13 @@ use peerbar_nvme_driver::{
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_pci::Iova;
 use peerbar_rig::gpu::Command;
-use peerbar_rig::{Client, Daemon, GuestRam, Link, REGISTERS};
+use peerbar_rig::{Client, Daemon, GuestRam, Link, Peer, PeerRegisters, REGISTERS};
 use tempfile::TempDir;
 use zerocopy::{FromZeros, transmute};
 
 use crate::channel::Channel;
 use crate::machine::{RAM, RAM_BYTES};
 use crate::memory::{BLOCK, block};
-use crate::peer::{Peer, PeerRegisters};
 use crate::server;
 
 const WRITE: u8 = 1;
@@ -73,7 +72,7 @@ impl Fixture {
         client.set_bar(REGISTERS, DOORS)?;
         let mut host = Controller::enable(client.clone(), ram, queues(RAM))?;
         let host_queue = host.create_queues(1, queues(RAM + 2 * PAGE))?;
-        let peer = Peer::attach(switch.socket(), "peer0", PEER, PEER_BYTES)?;
+        let peer = Peer::attach(switch.socket(), "peer0", PEER, PEER_BYTES);
         Ok(Self {
             peer,
             client,
@@ -243,7 +242,7 @@ fn peer_rings_a_polling_disk_without_a_message() {
         .set_bar(REGISTERS, DOORS + (1 << 32))
         .unwrap();
     assert!(rung(&registers).is_err(), "the window has moved");
-    fixture.peer.set_mastering(false).unwrap();
+    fixture.peer.set_mastering(false);
     assert!(rung(&fixture.peer.registers(DOORS + (1 << 32))).is_err());
     fixture.end().unwrap();
 }
@@ -261,7 +260,7 @@ fn peer_wakes_a_gpu_that_sleeps() {
     client.set_bar(REGISTERS, DOORS).unwrap();
     let (from, to) = (RAM + (2 << 20), RAM + (3 << 20));
     let mut channel = Channel::enable(client, ram.clone(), 1, RAM).unwrap();
-    let peer = Peer::attach(switch.socket(), "peer0", PEER, PEER_BYTES).unwrap();
+    let peer = Peer::attach(switch.socket(), "peer0", PEER, PEER_BYTES);
     let registers = peer.registers(DOORS);
     for stamp in 1..5 {
         ram.write(from, &block(stamp)).unwrap();
@@ -364,9 +363,9 @@ fn closed_window_or_lost_mastering_stops_the_doorbell() {
     let memory = fixture.peer.memory.clone();
     let data = PEER + (1 << 20);
     run(&mut queue, &memory, READ, data).unwrap();
-    fixture.peer.set_mastering(false).unwrap();
+    fixture.peer.set_mastering(false);
     assert!(queue.ring_tail().is_err());
-    fixture.peer.set_mastering(true).unwrap();
+    fixture.peer.set_mastering(true);
     run(&mut queue, &memory, READ, data).unwrap();
     fixture
         .client

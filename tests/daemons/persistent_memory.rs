@@ -10,11 +10,10 @@ use peerbar_nvme_driver::Registers;
 use peerbar_nvme_spec::pmr::Pmrsts;
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRSTS};
 use peerbar_pci::Iova;
-use peerbar_rig::{Client, Daemon, GuestRam, Link, REGISTERS};
+use peerbar_rig::{Client, Daemon, GuestRam, Link, Peer, REGISTERS};
 use tempfile::TempDir;
 
 use crate::machine::{RAM, RAM_BYTES};
-use crate::peer::Peer;
 use crate::server;
 
 /// The addresses of the disk's registers, of its region, and of the peer's memory.
@@ -52,7 +51,7 @@ impl Fixture {
         let disk = server::start("peerbar-nvme", &words)?;
         let client = connect(&disk)?;
         Ok(Self {
-            peer: Peer::attach(switch.socket(), "peer0", PEER, BYTES)?,
+            peer: Peer::attach(switch.socket(), "peer0", PEER, BYTES),
             client,
             disk,
             switch,

@@ -1,50 +1,16 @@
 //! A device server that claims another device's addresses.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{MemoryFile, Requester, Span};
-use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_lab::Lab;
 use peerbar_lab::Verdict;
 use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
-use peerbar_pci::{Bar, ConfigSpace, NoRegisters};
-use peerbar_vfio_user::{CONFIG_REGION, Device};
+use peerbar_rig::Peer;
 
 use crate::start;
 
 /// Size of the CMB, and of the memory that claims its addresses.
 const BYTES: u64 = 16 << 20;
-
-/// Attaches to the switch at `path`, and announces memory at `address`, as if a guest had put its
-/// BAR there.
-fn claim(path: &Path, address: u64) -> Endpoint<NoRegisters> {
-    let bars = [
-        Bar::new(0, 0x4000, false).unwrap(),
-        Bar::new(2, BYTES, true).unwrap(),
-    ];
-    let file = Arc::new(MemoryFile::create("intruder", BYTES).unwrap());
-    let mut endpoint = Endpoint::new(
-        Arc::new(NoRegisters),
-        ConfigSpace::of_test_function(&bars),
-        [
-            BarMemory::Registers,
-            BarMemory::Memory(Span { file, offset: 0 }),
-        ],
-        Arc::new(Requester::new()),
-        Arc::new(Vectors::new(1).unwrap()),
-    );
-    endpoint.attach_to_switch(path, "intruder").unwrap();
-    let mut write = |offset, bytes: &[u8]| {
-        let written = endpoint.region_write(CONFIG_REGION, offset, bytes);
-        written.unwrap();
-    };
-    write(0x18, &address.to_le_bytes());
-    // PCI Local Bus 3.0, 6.2.2: memory space.
-    write(4, &[0b010, 0]);
-    endpoint
-}
 
 /// Runs a line in the guest, which must succeed. Returns its output.
 fn run(lab: &mut Lab, line: &str) -> String {
@@ -85,7 +51,7 @@ fn server_cannot_attach_as_another_device() {
 
     let sockets = lab.socket();
     let switch = sockets.with_file_name("switch-switch0.sock");
-    let _intruder = claim(&switch, address);
+    let _intruder = Peer::attach(&switch, "intruder", address, BYTES);
     run(
         &mut lab,
         &format!("echo {name} > /sys/bus/pci/drivers/nvme/bind"),

@@ -6,6 +6,7 @@
 //! - [`Client`]: a vfio-user client for drivers, which answers the device's requests for memory as
 //!   the test chooses ([`Upstream`]).
 //! - [`LocalDevice`]: a device in the test's process.
+//! - [`Peer`]: a function in the test's process, below the same switch as the device.
 //! - [`Guest`]: a device behind any [`Link`], and the [`GuestRam`] that it reaches. Drivers, such as
 //!   [`nvme::Driver`], work with it.
 //! - [`seed()`]: the seed of a test with random input.
@@ -38,6 +39,7 @@ mod killed_server;
 mod link;
 mod local_device;
 pub mod nvme;
+mod peer;
 mod raw_client;
 mod relayed;
 mod seed;
@@ -57,6 +59,7 @@ pub use guest_ram::{GuestRam, memory_file};
 pub use killed_server::check_killed_server;
 pub use link::{ForeignClient, Guest, Link, MEMORY, REGISTERS, foreign_memory};
 pub use local_device::{LocalDevice, event, signal, take_event, wait_for_event};
+pub use peer::{Peer, PeerRegisters};
 pub use raw_client::RawClient;
 pub use relayed::{is_relayed, relayed};
 pub use seed::{new_seed, seed};

@@ -5,13 +5,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
 use peerbar_dma::{MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::Registers;
 use peerbar_pci::{Bar, ConfigSpace, Iova, NoRegisters};
-use peerbar_rig::GuestRam;
 use peerbar_vfio_user::{CONFIG_REGION, Device};
+
+use crate::GuestRam;
 
 /// The memory BAR.
 const MEMORY: u8 = 2;
@@ -20,24 +20,21 @@ const COMMAND: u64 = 4;
 const MEMORY_SPACE: u8 = 0b010;
 const BUS_MASTER: u8 = 0b100;
 
-/// The function.
-pub(crate) struct Peer {
+/// A function below a switch, with memory that its peers reach by bus address.
+pub struct Peer {
     endpoint: Endpoint<NoRegisters>,
-    pub(crate) requester: Arc<Requester>,
-    pub(crate) memory: GuestRam,
+    /// For its DMA.
+    pub requester: Arc<Requester>,
+    /// Its memory.
+    pub memory: GuestRam,
 }
 
 impl Peer {
-    /// Attaches it to a switch, with `bytes` of memory at `address`.
-    pub(crate) fn attach(
-        switch: &Path,
-        name: &str,
-        address: u64,
-        bytes: u64,
-    ) -> anyhow::Result<Self> {
-        let bars = [Bar::new(0, 0x4000, false)?, Bar::new(MEMORY, bytes, true)?];
-        let file = Arc::new(MemoryFile::create(name, bytes)?);
-        let lent = file.file().try_clone()?;
+    /// Attaches it to a switch, with `bytes` of memory at `address`, as a bus master.
+    pub fn attach(switch: &Path, name: &str, address: u64, bytes: u64) -> Self {
+        let bars = [Bar::new(0, 0x4000, false), Bar::new(MEMORY, bytes, true)].map(Result::unwrap);
+        let file = Arc::new(MemoryFile::create(name, bytes).unwrap());
+        let lent = file.file().try_clone().unwrap();
         let span = Span { file, offset: 0 };
         let requester = Arc::new(Requester::new());
         let mut endpoint = Endpoint::new(
@@ -45,42 +42,42 @@ impl Peer {
             ConfigSpace::of_test_function(&bars),
             [BarMemory::Registers, BarMemory::Memory(span)],
             requester.clone(),
-            Arc::new(Vectors::new(1)?),
+            Arc::new(Vectors::new(1).unwrap()),
         );
-        endpoint.attach_to_switch(switch, name)?;
+        endpoint.attach_to_switch(switch, name).unwrap();
         let mut peer = Self {
             endpoint,
             requester,
             memory: GuestRam::from_file(lent, 0, address, bytes),
         };
-        peer.configure(0x10 + 4 * u64::from(MEMORY), &address.to_le_bytes())?;
-        peer.set_mastering(true)?;
-        Ok(peer)
+        peer.configure(0x10 + 4 * u64::from(MEMORY), &address.to_le_bytes());
+        peer.set_mastering(true);
+        peer
     }
 
     /// Enables or disables its bus mastering.
-    pub(crate) fn set_mastering(&mut self, on: bool) -> anyhow::Result<()> {
+    pub fn set_mastering(&mut self, on: bool) {
         let command = MEMORY_SPACE | if on { BUS_MASTER } else { 0 };
-        self.configure(COMMAND, &[command, 0])
+        self.configure(COMMAND, &[command, 0]);
     }
 
     /// Returns the registers at `address` of the bus, which it writes by DMA.
-    pub(crate) fn registers(&self, address: u64) -> PeerRegisters {
+    pub fn registers(&self, address: u64) -> PeerRegisters {
         PeerRegisters {
             requester: self.requester.clone(),
             address,
         }
     }
 
-    fn configure(&mut self, offset: u64, data: &[u8]) -> anyhow::Result<()> {
+    fn configure(&mut self, offset: u64, data: &[u8]) {
         let written = self.endpoint.region_write(CONFIG_REGION, offset, data);
-        written.context("its config space refuses a write")
+        written.unwrap();
     }
 }
 
-/// Registers of another device.
+/// Registers of another device, which a [`Peer`] accesses by DMA.
 #[derive(Clone)]
-pub(crate) struct PeerRegisters {
+pub struct PeerRegisters {
     requester: Arc<Requester>,
     address: u64,
 }
