@@ -1,5 +1,5 @@
-//! Tells switches which bus addresses their ports forward: the bridges are QEMU's, and its monitor shows how the guest has set them
-//! (QMP, `query-pci`).
+//! Tells switches which bus addresses their ports forward: the bridges are QEMU's, and its monitor
+//! shows how the guest has set them (QMP, `query-pci`).
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
@@ -124,7 +124,8 @@ struct Client {
 
 struct Answerer {
     path: PathBuf,
-    /// Connected once the first switch asks, as QEMU listens before it starts devices, and kept: it serves one client at a time.
+    /// Connected once the first switch asks, as QEMU listens before it starts devices, and kept: it
+    /// serves one client at a time.
     monitor: Option<Monitor>,
     clients: Vec<Client>,
     has_warned: bool,

@@ -17,7 +17,8 @@ pub fn counter_file(folder: &Path, device: &str) -> PathBuf {
 
 /// The counter files of the devices of a scenario.
 ///
-/// They are opened once, before the guest runs: with `--share-rw` it could put a FIFO in the place of one, whose open(2) waits.
+/// They are opened once, before the guest runs: with `--share-rw` it could put a FIFO in the place
+/// of one, whose open(2) waits.
 #[derive(Debug)]
 pub struct CounterFiles {
     /// Each device's name and file, or the reason why it has none.

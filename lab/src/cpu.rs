@@ -2,8 +2,8 @@
 
 use peerbar_rule::{Cpu, Vendor};
 
-/// Models by the start of their names, a longer start before a shorter one (QEMU 11, target/i386/cpu.c). Those of
-/// `host`, `max` and `base` depend on the machine or the accelerator.
+/// Models by the start of their names, a longer start before a shorter one (QEMU 11,
+/// target/i386/cpu.c). Those of `host`, `max` and `base` depend on the machine or the accelerator.
 const MODELS: [(&str, Vendor, u32); 36] = [
     ("EPYC-Turin", Vendor::Amd, 0x1a),
     ("EPYC-Genoa", Vendor::Amd, 0x19),

@@ -164,7 +164,8 @@ fn add_to_report(row: Row, number: usize, folder: &Folder) -> anyhow::Result<()>
 }
 
 impl Concluded {
-    /// Writes the verdict: the last file of the run's folder, so that its presence shows that all others are complete.
+    /// Writes the verdict: the last file of the run's folder, so that its presence shows that all
+    /// others are complete.
     ///
     /// # Errors
     /// It cannot be written.

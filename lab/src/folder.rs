@@ -1,7 +1,7 @@
 //! The folder that a run leaves: a marker first, one log for each source, the verdict last.
 //!
-//! With `--share-rw` the guest may write there, too. So files are made relative to a descriptor of the folder, and never through
-//! a link.
+//! With `--share-rw` the guest may write there, too. So files are made relative to a descriptor of
+//! the folder, and never through a link.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};

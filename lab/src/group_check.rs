@@ -1,4 +1,5 @@
-//! A check whose two ends are in different guests. This process conducts; each end is a program in its guest.
+//! A check whose two ends are in different guests. This process conducts; each end is a program in
+//! its guest.
 
 mod counting;
 
@@ -41,7 +42,8 @@ pub(crate) struct Conducted {
 
 /// The resources of a check in its guests.
 pub(crate) struct Guests<'a> {
-    /// The adapters of both ends with their guests' sockets for programs, that of the guest that asks first.
+    /// The adapters of both ends with their guests' sockets for programs, that of the guest that
+    /// asks first.
     pub(crate) sockets: [(&'a str, PathBuf); 2],
     /// The counters of all devices of all guests.
     pub(crate) counters: &'a [Arc<CounterFiles>],

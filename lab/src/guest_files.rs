@@ -1,4 +1,5 @@
-//! Files of the host in the guest: copied into the run's folder before the boot, and seen in the guest's tools root.
+//! Files of the host in the guest: copied into the run's folder before the boot, and seen in the
+//! guest's tools root.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

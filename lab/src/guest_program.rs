@@ -35,7 +35,8 @@ pub enum ProgramError {
         /// The error of the system.
         source: io::Error,
     },
-    /// Nobody listens at the guest's socket: its run has ended, perhaps by a signal that left the socket.
+    /// Nobody listens at the guest's socket: its run has ended, perhaps by a signal that left the
+    /// socket.
     #[error("the guest behind {} has ended, or its peerbar was killed: start another run", .0.display())]
     Ended(PathBuf),
     /// Nothing in the guest takes programs.
@@ -345,7 +346,8 @@ impl GuestProgram {
     /// Waits for its next output, or its end.
     ///
     /// # Errors
-    /// As [`GuestProgram::next_message`], [`ProgramError::Late`], [`ProgramError::Silent`] and [`ProgramError::GivenUp`].
+    /// As [`GuestProgram::next_message`], [`ProgramError::Late`], [`ProgramError::Silent`] and
+    /// [`ProgramError::GivenUp`].
     pub fn wait_for_message(&mut self) -> Result<GuestMessage, ProgramError> {
         loop {
             self.check_limits()?;

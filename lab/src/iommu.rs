@@ -62,8 +62,8 @@ impl Iommu {
             Self::Intel => "intel_iommu=on iommu=nopt",
             Self::IntelPassthrough => "intel_iommu=on iommu=pt",
             Self::Amd => "iommu=nopt",
-            // Its driver is a module, for which the kernel would have other devices wait for 10 s, the port that brings
-            // the agent's plan among them, and then do without.
+            // Its driver is a module, for which the kernel would have other devices wait for 10 s,
+            // the port that brings the agent's plan among them, and then do without.
             Self::Virtio => "iommu=nopt deferred_probe_timeout=0",
         }
     }

@@ -22,9 +22,11 @@ pub struct KernelIommu {
 struct Parameters {
     /// `iommu=off`, which nothing later takes back (arch/x86/kernel/pci-dma.c, `iommu_setup`).
     all_off: bool,
-    /// `intel_iommu=off`, without an `on` after it (drivers/iommu/intel/iommu.c, `intel_iommu_setup`).
+    /// `intel_iommu=off`, without an `on` after it (drivers/iommu/intel/iommu.c,
+    /// `intel_iommu_setup`).
     intel_off: bool,
-    /// `amd_iommu=off`, which nothing later takes back (drivers/iommu/amd/init.c, `parse_amd_iommu_options`).
+    /// `amd_iommu=off`, which nothing later takes back (drivers/iommu/amd/init.c,
+    /// `parse_amd_iommu_options`).
     amd_off: bool,
     /// The last one of `iommu=pt`, `iommu=nopt` and `iommu.passthrough=`.
     passthrough: bool,

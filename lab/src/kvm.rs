@@ -37,7 +37,8 @@ const GIVEN_UP: [&str; 5] = [
 /// The longest part of a line of QEMU's output that is examined, in bytes.
 const LINE: usize = 200;
 
-/// QEMU's exit status for the value 42 at its debug port: twice the value, plus 1 (QEMU, `hw/misc/debugexit.c`).
+/// QEMU's exit status for the value 42 at its debug port: twice the value, plus 1 (QEMU,
+/// `hw/misc/debugexit.c`).
 const REPORTED: i32 = 85;
 
 /// The size of a ROM in bytes, which ends at 4 GiB.
@@ -49,7 +50,8 @@ const RESET_AT: usize = 0xfff0;
 /// `jmp` to [`CODE`], relative to the instruction after it.
 const RESET: [u8; 3] = [0xe9, 0x0d, 0xf0];
 
-/// The guest's code, for the address 0xfffff000. Page tables are at 0x1000 to 0x3fff, in RAM that is zero.
+/// The guest's code, for the address 0xfffff000. Page tables are at 0x1000 to 0x3fff, in RAM that
+/// is zero.
 const CODE: [&[u8]; 24] = [
     // 16 bits: lgdtl %cs:0xf0a8; protected mode; ljmpl $8, to the next line
     &[0x2e, 0x66, 0x0f, 0x01, 0x16, 0xa8, 0xf0],
@@ -57,7 +59,8 @@ const CODE: [&[u8]; 24] = [
     &[0x66, 0xea, 0x17, 0xf0, 0xff, 0xff, 0x08, 0x00],
     // 32 bits: %ds = 16
     &[0x66, 0xb8, 0x10, 0x00, 0x8e, 0xd8],
-    // a page of 2 MiB at 0xffe00000: movl $0x2003, 0x1000; movl $0x3003, 0x2018; movl $0xffe00083, 0x3ff8
+    // a page of 2 MiB at 0xffe00000: movl $0x2003, 0x1000; movl $0x3003, 0x2018; movl $0xffe00083,
+    // 0x3ff8
     &[0xc7, 0x05, 0x00, 0x10, 0x00, 0x00, 0x03, 0x20, 0x00, 0x00],
     &[0xc7, 0x05, 0x18, 0x20, 0x00, 0x00, 0x03, 0x30, 0x00, 0x00],
     &[0xc7, 0x05, 0xf8, 0x3f, 0x00, 0x00, 0x83, 0x00, 0xe0, 0xff],
@@ -163,7 +166,8 @@ fn runs(qemu: &Qemu, accel: &str) -> Result<(), String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(writer);
-    // The command that holds the pipe's other end is gone once the child has started, so the pipe ends with the child.
+    // The command that holds the pipe's other end is gone once the child has started, so the pipe
+    // ends with the child.
     let mut child = Child::spawn(wrapped).map_err(|error| format!("{error:#}"))?;
     let (sender, lines) = mpsc::channel();
     let reader = thread::spawn(move || {

@@ -1,4 +1,5 @@
-//! The devices and the guest of a scenario, for Rust tests: start them, run checks and commands, read counters and records.
+//! The devices and the guest of a scenario, for Rust tests: start them, run checks and commands,
+//! read counters and records.
 
 mod ending;
 mod programs;
@@ -105,9 +106,9 @@ impl Lab {
         self.guest.servers()
     }
 
-    /// Returns the switches and devices with running servers, for [`crate::LabOptions::survivors`] once
-    /// QEMU has ended: the end of a guest does not end its devices. Switches no longer learn the
-    /// windows of this guest's ports.
+    /// Returns the switches and devices with running servers, for [`crate::LabOptions::survivors`]
+    /// once QEMU has ended: the end of a guest does not end its devices. Switches no longer learn
+    /// the windows of this guest's ports.
     ///
     /// # Errors
     /// A process with an unknown state.
@@ -146,7 +147,8 @@ impl Lab {
         }
     }
 
-    /// Runs the check of a `[[check]]` table, as in `kind = "provider"` and `device = "disk0"` on two lines.
+    /// Runs the check of a `[[check]]` table, as in `kind = "provider"` and `device = "disk0"` on
+    /// two lines.
     ///
     /// # Errors
     /// A mistake in the table, with its line; else as [`Lab::check`].

@@ -34,8 +34,8 @@ pub enum LabError {
     GuestEnded {
         /// QEMU's status.
         status: ExitStatus,
-        /// The reason: the console's line about a kernel problem, or else QEMU's status and the last
-        /// line that it printed.
+        /// The reason: the console's line about a kernel problem, or else QEMU's status and the
+        /// last line that it printed.
         message: String,
         /// The last lines of its console.
         console: Vec<String>,

@@ -1,4 +1,5 @@
-//! Several guests in one run: started together, joined by one fabric, checked, and concluded as one.
+//! Several guests in one run: started together, joined by one fabric, checked, and concluded as
+//! one.
 
 mod conclusion;
 
@@ -163,8 +164,8 @@ impl LabGroup {
     /// Runs a check whose ends are in different guests, with the name `name` in the report.
     ///
     /// # Errors
-    /// [`LabError::NoDevice`], or a kind of check that belongs to one guest. A guest that ends is no
-    /// error: see [`LabGroup::failure`].
+    /// [`LabError::NoDevice`], or a kind of check that belongs to one guest. A guest that ends is
+    /// no error: see [`LabGroup::failure`].
     pub fn check(&mut self, name: &str, check: &Check) -> Result<Row, LabError> {
         let ends = two_ends(check);
         let ends = ends.with_context(|| format!("`{}` belongs to one guest", check.kind()))?;

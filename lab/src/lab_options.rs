@@ -76,7 +76,8 @@ impl LabOptions {
         }
     }
 
-    /// Signals that end the lab in place of the whole process, or that [`Lab::run_beside`] passes on.
+    /// Signals that end the lab in place of the whole process, or that [`Lab::run_beside`] passes
+    /// on.
     pub fn signals(self, signals: &'static Signals) -> Self {
         Self {
             signals: Some(signals),
@@ -84,8 +85,8 @@ impl LabOptions {
         }
     }
 
-    /// Uses servers of another lab, whose guest has ended, for the switches and devices of the same names, and starts the
-    /// others. The other lab must live as long as this one.
+    /// Uses servers of another lab, whose guest has ended, for the switches and devices of the same
+    /// names, and starts the others. The other lab must live as long as this one.
     pub fn survivors(self, survivors: Survivors) -> Self {
         Self { survivors, ..self }
     }

@@ -1,4 +1,5 @@
-//! Modules that the user has as sources: a folder that is built for the guest's kernel before the boot.
+//! Modules that the user has as sources: a folder that is built for the guest's kernel before the
+//! boot.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +21,8 @@ pub struct ModuleSources {
     pub parameters: String,
 }
 
-/// Modules that were built for the guest's kernel: from the user's sources, from this project's, or from the kernel's.
+/// Modules that were built for the guest's kernel: from the user's sources, from this project's, or
+/// from the kernel's.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltModules {
     /// Those from the user's sources that are loaded, in order.

@@ -18,7 +18,8 @@ const LONGEST: u64 = 1 << 20;
 pub(crate) struct Monitor {
     stream: BufReader<LimitedStream>,
     time_out: Duration,
-    /// The number of the last command. An answer has it, too: one that came too late is not taken for the next one's.
+    /// The number of the last command. An answer has it, too: one that came too late is not taken
+    /// for the next one's.
     last: u64,
     /// The part of the next line that has been read.
     line: Vec<u8>,

@@ -16,7 +16,8 @@ use crate::topology::{ROOT_BUS, Topology};
 /// The chassis and slot of each port must be unique, and the ports of the user's machine, or of
 /// libvirt, count from 1.
 const CHASSIS: u32 = 100;
-/// Namespace of the elements that libvirt passes to QEMU as they are (libvirt, "Domain XML: QEMU namespace").
+/// Namespace of the elements that libvirt passes to QEMU as they are (libvirt, "Domain XML: QEMU
+/// namespace").
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// The program that starts a domain of libvirt.
@@ -99,7 +100,8 @@ impl OwnQemu<'_> {
         words.0
     }
 
-    /// The IOMMU. One that is a PCI device takes a number that is left: QEMU makes devices in JSON after all others, as those of libvirt.
+    /// The IOMMU. One that is a PCI device takes a number that is left: QEMU makes devices in JSON
+    /// after all others, as those of libvirt.
     fn iommu(&self) -> Option<String> {
         match self.machine.iommu {
             Iommu::Amd => Some(json!({"driver": "amd-iommu", "dma-remap": true}).to_string()),

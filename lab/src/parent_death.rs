@@ -1,8 +1,8 @@
 //! The parent-death wrapper: children never outlive the process that starts them.
 //!
-//! A child is started through `peerbar die-with-parent`, which asks the kernel for SIGKILL at its parent's death and then
-//! becomes the program that was wanted. So even a process that is killed outright leaves no child behind, and no code has
-//! to run between fork and exec.
+//! A child is started through `peerbar die-with-parent`, which asks the kernel for SIGKILL at its
+//! parent's death and then becomes the program that was wanted. So even a process that is killed
+//! outright leaves no child behind, and no code has to run between fork and exec.
 
 use std::env::current_exe;
 use std::ffi::OsString;

@@ -2,8 +2,8 @@
 
 use peerbar_pci::{BusAddress, Range};
 
-/// 4 GiB and 1 TiB. RAM that does not fit below the first continues there, or with an AMD processor and BARs beyond the
-/// HyperTransport range at the second (QEMU, `pc_memory_init`).
+/// 4 GiB and 1 TiB. RAM that does not fit below the first continues there, or with an AMD processor
+/// and BARs beyond the HyperTransport range at the second (QEMU, `pc_memory_init`).
 const HIGH_RAM: [u64; 2] = [1 << 32, 1 << 40];
 /// Address of the I/O APIC, which ends the lower hole (QEMU, `mch_realize`).
 const IO_APIC: u64 = 0xfec0_0000;

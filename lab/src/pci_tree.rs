@@ -1,4 +1,5 @@
-//! A topology as [`peerbar_rule`] needs it: the tree that the guest's kernel will find, known before anything runs.
+//! A topology as [`peerbar_rule`] needs it: the tree that the guest's kernel will find, known
+//! before anything runs.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,8 @@ const NVME: DeviceId = id(0x1b36, 0x0010);
 const GPU: DeviceId = id(0x1af4, 0x10f0);
 const NIC: DeviceId = id(0x1d0f, 0xefa3);
 
-/// ACS capability of QEMU's root port (QEMU, hw/pci/pcie.c, `pcie_acs_init`); its switch ports have none.
+/// ACS capability of QEMU's root port (QEMU, hw/pci/pcie.c, `pcie_acs_init`); its switch ports have
+/// none.
 const ROOT_PORT_ACS: u16 = 0x5f;
 
 const fn id(vendor: u16, device: u16) -> DeviceId {
@@ -33,7 +35,8 @@ impl Topology<'_> {
         let mut tree = PciTree::default();
         let mut parents: BTreeMap<&str, Parent> = BTreeMap::new();
         for bridge in &self.host_bridges {
-            // The kernel knows a bridge by the first device on its bus. On a further one that is a root port.
+            // The kernel knows a bridge by the first device on its bus. On a further one that is a
+            // root port.
             let known_by = if bridge.id == ROOT_BUS {
                 Q35
             } else {

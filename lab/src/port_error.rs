@@ -1,5 +1,5 @@
-//! Errors that the port above a device reports (PCIe Base 6.0, 7.8.4, Advanced Error Reporting). QEMU's monitor has a port
-//! report one.
+//! Errors that the port above a device reports (PCIe Base 6.0, 7.8.4, Advanced Error Reporting).
+//! QEMU's monitor has a port report one.
 
 use std::fs;
 use std::path::Path;

@@ -18,8 +18,9 @@ const MOST_OUTPUT: usize = 1 << 20;
 /// The most bytes of its error output that are kept, the first ones.
 const MOST_ERRORS: usize = 8 << 10;
 
-/// A program in a guest. The streams write its standard input and read its standard output; both wait for it until a deadline,
-/// or until another guest has ended. All clones are of the same program.
+/// A program in a guest. The streams write its standard input and read its standard output; both
+/// wait for it until a deadline, or until another guest has ended. All clones are of the same
+/// program.
 #[derive(Clone)]
 pub(crate) struct ProgramStreams {
     inner: Rc<RefCell<Inner>>,

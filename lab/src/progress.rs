@@ -1,4 +1,5 @@
-//! Progress on stderr: a spinner above a window of the last lines on a terminal, plain lines elsewhere.
+//! Progress on stderr: a spinner above a window of the last lines on a terminal, plain lines
+//! elsewhere.
 
 use std::collections::VecDeque;
 use std::iter;

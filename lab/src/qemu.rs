@@ -127,7 +127,8 @@ pub fn bare(boot: &Boot<'_>) -> Vec<OsString> {
     words.0
 }
 
-/// Arguments of a topology: the bare machine, the report's port, the shared folders, the ports and the devices below them.
+/// Arguments of a topology: the bare machine, the report's port, the shared folders, the ports and
+/// the devices below them.
 pub fn arguments(
     boot: &Boot<'_>,
     topology: &Topology<'_>,
@@ -413,7 +414,8 @@ impl Sockets {
         kept.unwrap_or_else(|| self.folder.join(format!("{}-pmr.{SCRATCH}", nvme.name)))
     }
 
-    /// Checks that QEMU and the servers can have sockets in `folder`: they take the paths of most as text.
+    /// Checks that QEMU and the servers can have sockets in `folder`: they take the paths of most
+    /// as text.
     ///
     /// # Errors
     /// Its path is not UTF-8.
@@ -426,7 +428,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Checks that QEMU and the servers take the paths of all sockets of `topology`, and that these fit an address.
+    /// Checks that QEMU and the servers take the paths of all sockets of `topology`, and that these
+    /// fit an address.
     ///
     /// # Errors
     /// The first that does not, and the way out.
@@ -456,7 +459,8 @@ impl Sockets {
     }
 }
 
-/// The arguments of QEMU's command line: words of the system's if one may have a path, else strings.
+/// The arguments of QEMU's command line: words of the system's if one may have a path, else
+/// strings.
 #[derive(Default)]
 pub(crate) struct QemuArguments<Word>(pub(crate) Vec<Word>);
 

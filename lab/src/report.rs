@@ -17,14 +17,16 @@ use crate::bounded_file::BoundedFile;
 pub(crate) const REPORT: &str = "report.ktap";
 /// Longest report in bytes.
 const LARGEST: usize = if cfg!(test) { 1 << 20 } else { 16 << 20 };
-/// Most diagnostic lines that are kept for one check, and most bytes of them; the file has them all.
+/// Most diagnostic lines that are kept for one check, and most bytes of them; the file has them
+/// all.
 const MOST_DIAGNOSTICS: usize = 200;
 const MOST_DIAGNOSTIC_BYTES: usize = 64 << 10;
 /// Most pieces of evidence that are kept: decisions on many pairs.
 const MOST_EVIDENCE: usize = 10_000;
 /// Most functions among them. A picture of a run has them all.
 const MOST_FUNCTIONS: usize = 1024;
-/// Longest name of a function or its driver: a disk's name is a serial number of 20 bytes (NVMe Base 2.0, 5.17.2.1), a driver's one of a module.
+/// Longest name of a function or its driver: a disk's name is a serial number of 20 bytes (NVMe
+/// Base 2.0, 5.17.2.1), a driver's one of a module.
 const LONGEST_NAME: usize = 64;
 /// Most results that are kept.
 const MOST_ROWS: usize = 100_000;
@@ -118,7 +120,8 @@ impl Report {
         }
     }
 
-    /// Notes that the guest was asked for a check, after those before. A result with the name of another one fails.
+    /// Notes that the guest was asked for a check, after those before. A result with the name of
+    /// another one fails.
     pub(crate) fn await_result(&mut self, check: &Check) {
         self.awaited.push_back(reported_name(&check.name()));
     }

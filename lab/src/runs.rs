@@ -85,8 +85,8 @@ impl Runs {
     /// all runs is made later, so that a command without a run leaves none.
     ///
     /// # Errors
-    /// [`Failure::Usage`] if the name, or that of the link to the latest run, is taken; those of the
-    /// file system.
+    /// [`Failure::Usage`] if the name, or that of the link to the latest run, is taken; those of
+    /// the file system.
     pub fn check(&self) -> Result<(), Failure> {
         if self.run_folder.is_some() {
             return Ok(());
@@ -244,7 +244,8 @@ fn goes_on(run: &Path, folder: &Path) -> bool {
     series.is_some_and(|id| RunSeries::is_at_work(folder, &id))
 }
 
-/// Tells that `run` cannot be removed, unless another process has done it. The next run tries again.
+/// Tells that `run` cannot be removed, unless another process has done it. The next run tries
+/// again.
 fn tell_failure(run: &Path, removed: io::Result<()>) {
     match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {

@@ -187,8 +187,8 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
     })
 }
 
-/// A server prints `ready` when its socket is bound, and closes its standard output when it fails. Waits for the servers from
-/// number `first` on.
+/// A server prints `ready` when its socket is bound, and closes its standard output when it fails.
+/// Waits for the servers from number `first` on.
 pub(crate) fn wait_until_ready(
     events: &mut Events<'_>,
     servers: &mut [Server],
@@ -267,7 +267,8 @@ fn create_if_missing(path: &Path, bytes: u64) -> anyhow::Result<()> {
     }
 }
 
-/// Creates the images that are gone with the run, sparse and empty. QEMU's own controller keeps its RAM in one.
+/// Creates the images that are gone with the run, sparse and empty. QEMU's own controller keeps its
+/// RAM in one.
 fn create_scratch(nvme: &Nvme, sockets: &Sockets) -> anyhow::Result<()> {
     for (nsid, namespace) in (1..).zip(&nvme.namespaces) {
         let bytes = match (namespace, nvme.model) {

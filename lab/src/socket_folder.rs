@@ -1,7 +1,7 @@
 //! The folder for a run's sockets, gone with the run.
 //!
-//! A process that is killed outright cannot remove its folder. The next run does: it takes the lock in the folder, which ended
-//! with the process that held it.
+//! A process that is killed outright cannot remove its folder. The next run does: it takes the lock
+//! in the folder, which ended with the process that held it.
 
 use std::fs::{self, DirEntry, File, Permissions};
 use std::io;
@@ -86,7 +86,8 @@ fn is_ours(entry: &DirEntry) -> bool {
     named && entry.metadata().is_ok_and(ours)
 }
 
-/// Removes a run's sockets, its scratch images, its keys, its lock and its folder, unless the lock is held; a folder with anything else in it stays.
+/// Removes a run's sockets, its scratch images, its keys, its lock and its folder, unless the lock
+/// is held; a folder with anything else in it stays.
 fn remove_abandoned(folder: &Path) -> io::Result<()> {
     let lock = File::open(folder.join(LOCK))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;

@@ -12,7 +12,8 @@ use crate::counters::counter_file;
 use crate::folder::flight_record;
 use crate::injecting::link_name;
 
-/// The switches and devices of a [`crate::Lab`] whose servers still serve: see [`crate::Lab::survivors`].
+/// The switches and devices of a [`crate::Lab`] whose servers still serve: see
+/// [`crate::Lab::survivors`].
 #[derive(Clone, Debug, Default)]
 pub struct Survivors {
     names: BTreeSet<String>,
@@ -59,8 +60,8 @@ impl Survivors {
         self.contains(name).then_some(&self.sockets)
     }
 
-    /// Shows the counters, the flight record and the control socket of a device in the folder of another run. The files are hard
-    /// links: readers of a run follow no symbolic ones.
+    /// Shows the counters, the flight record and the control socket of a device in the folder of
+    /// another run. The files are hard links: readers of a run follow no symbolic ones.
     ///
     /// # Errors
     /// Links that cannot be made, as between two file systems.

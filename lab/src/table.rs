@@ -160,7 +160,8 @@ impl Table {
         let Some(limit) = self.limit else {
             return widths;
         };
-        // Each column has a space on both sides and an edge on its left; the last one has an edge on its right, too.
+        // Each column has a space on both sides and an edge on its left; the last one has an edge
+        // on its right, too.
         let room = limit.saturating_sub(3 * widths.len() + 1);
         let left = widths.iter().sum::<usize>().saturating_sub(room);
         // Words are broken only if it does not fit otherwise.
@@ -218,8 +219,9 @@ impl Table {
 /// Narrowest text that [`hanging`] breaks.
 const NARROWEST: usize = 30;
 
-/// `head` and `text` in lines of at most `columns`, broken between words. Lines after the first begin below the start of `text`. A word
-/// that is longer than a line, as a path, stays whole, so that it can be copied.
+/// `head` and `text` in lines of at most `columns`, broken between words. Lines after the first
+/// begin below the start of `text`. A word that is longer than a line, as a path, stays whole, so
+/// that it can be copied.
 pub fn hanging(head: &str, text: &str, columns: Option<u16>) -> String {
     let indent = head.chars().count();
     let width = columns.map_or(usize::MAX, |columns| {

@@ -106,7 +106,8 @@ impl<'a> Topology<'a> {
         topology
     }
 
-    /// Adds the port above `below`, and returns its identifier. A dot keeps it apart from all names of a scenario.
+    /// Adds the port above `below`, and returns its identifier. A dot keeps it apart from all names
+    /// of a scenario.
     fn add_port(
         &mut self,
         scenario: &Scenario,

@@ -39,7 +39,8 @@ fn moment() -> Option<(Instant, u64)> {
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the only way to read it")]
 fn counter() -> Option<u64> {
-    // SAFETY: it reads a register of the processor's, which programs may read unless they have forbidden it themselves.
+    // SAFETY: it reads a register of the processor's, which programs may read unless they have
+    // forbidden it themselves.
     Some(unsafe { core::arch::x86_64::_rdtsc() })
 }
 

@@ -8,8 +8,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A moment of UTC from 1970 on. Displayed, it has the form of RFC 3339, as `2026-11-21T03:28:38Z`, and a fraction of the second
-/// if there is one.
+/// A moment of UTC from 1970 on. Displayed, it has the form of RFC 3339, as `2026-11-21T03:28:38Z`,
+/// and a fraction of the second if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UtcTime(SystemTime);
 

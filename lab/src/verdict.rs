@@ -146,8 +146,8 @@ pub(crate) fn cut_off(evidence: &Evidence<'_>) -> Option<String> {
     }
 }
 
-/// Returns the reason why a guest ended: `trouble`, a line of its console, or else its `ending` with
-/// the last line that `qemu` printed.
+/// Returns the reason why a guest ended: `trouble`, a line of its console, or else its `ending`
+/// with the last line that `qemu` printed.
 pub(crate) fn death(ending: &Ending, trouble: Option<&str>, qemu: &str) -> String {
     trouble.map_or_else(|| format!("{ending}: {qemu}"), died_of)
 }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Linux calls a domain that it made up itself, as for Intel's VMD, `10000` and up, so a domain may
 /// have more than 16 bits.
 ///
-/// The port above a device, if a source does not show it, has the address of [`Address::port_above`]:
-/// `the port above 0000:3b:00.0`. A device of a source without addresses has a name in the place of its
-/// address, such as `GPU0`.
+/// The port above a device, if a source does not show it, has the address of
+/// [`Address::port_above`]: `the port above 0000:3b:00.0`. A device of a source without addresses
+/// has a name in the place of its address, such as `GPU0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -144,8 +144,8 @@ impl Address {
         Self::named(ADAPTER, number)
     }
 
-    /// Returns the address that stands for the switch above such a device, or for a switch above that
-    /// one.
+    /// Returns the address that stands for the switch above such a device, or for a switch above
+    /// that one.
     pub(crate) fn named_switch(self, is_upper: bool) -> Self {
         let kind = if is_upper { UPPER_SWITCH } else { SWITCH };
         Self {
@@ -171,8 +171,8 @@ impl Address {
         Some(Self::named(u8::try_from(bus).ok()?, number))
     }
 
-    /// Returns `true` for a function of a source without addresses, except the ports that it does not
-    /// show.
+    /// Returns `true` for a function of a source without addresses, except the ports that it does
+    /// not show.
     pub(crate) fn is_named(self) -> bool {
         self.domain & (NOT_SHOWN | NAMED) == NAMED
     }

@@ -104,8 +104,8 @@ enum Fact {
     Group(u32),
 }
 
-/// Splits `[ 0.5] pci 0000:3b:00.0: TEXT`. Old kernels put the address of a device that joins a group
-/// into the text: `iommu: Adding device 0000:3b:00.0 to group 4`.
+/// Splits `[ 0.5] pci 0000:3b:00.0: TEXT`. Old kernels put the address of a device that joins a
+/// group into the text: `iommu: Adding device 0000:3b:00.0 to group 4`.
 fn of_device(line: &str) -> Option<(Address, &str)> {
     if let Some((_, rest)) = line.split_once("Adding device ") {
         let (address, text) = rest.split_once(' ')?;

@@ -37,8 +37,8 @@ pub(crate) fn of_pair(
     changes
 }
 
-/// Returns the parts of `machine` on which a verdict on `ends` depends: a changed copy of a large machine
-/// for each of its pairs would take long.
+/// Returns the parts of `machine` on which a verdict on `ends` depends: a changed copy of a large
+/// machine for each of its pairs would take long.
 fn parts(machine: &Machine, ends: [Address; 2]) -> Machine {
     let ways = ends.iter().flat_map(|end| machine.bridges_above(*end).0);
     let devices = ends.iter().flat_map(|end| {
@@ -158,8 +158,8 @@ const CACHED: &str = "until a reset, a suspend or the next boot; Linux decides a
 const FLAW: &str =
     "some releases from Linux 6.11 to 6.14 ignore part of it; 6.14.3 and 6.15 do not";
 
-/// Returns the ports at which the kernel's decision found a redirection, and their control registers
-/// without it.
+/// Returns the ports at which the kernel's decision found a redirection, and their control
+/// registers without it.
 fn redirecting_ports(machine: &Machine, now: &KernelVerdict) -> Vec<(Address, AcsControl)> {
     let port = |port: Address| match machine.function(port)?.acs {
         Acs::Control(control) => Some((port, control.without_redirection())),
@@ -168,8 +168,8 @@ fn redirecting_ports(machine: &Machine, now: &KernelVerdict) -> Vec<(Address, Ac
     now.redirected_at().into_iter().filter_map(port).collect()
 }
 
-/// Returns the isolation that ends if these ports do not redirect: that between the devices that they
-/// redirect and all that these then reach.
+/// Returns the isolation that ends if these ports do not redirect: that between the devices that
+/// they redirect and all that these then reach.
 fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> String {
     let ports: Vec<Address> = ports.iter().map(|(port, _)| *port).collect();
     let is_reached = |address: &Address| ports.iter().any(|port| reaches(machine, *port, *address));
@@ -199,9 +199,9 @@ fn isolation(machine: &Machine, ports: &[(Address, AcsControl)]) -> String {
     format!("the IOMMU then no longer isolates {whom}")
 }
 
-/// Returns `true` if `address` is a device whose traffic with others `port` redirects: one below it, or
-/// one that its requests then reach directly. These are all devices below the switch, or the root bus,
-/// whose port it is, or the functions of the device of which it is one.
+/// Returns `true` if `address` is a device whose traffic with others `port` redirects: one below
+/// it, or one that its requests then reach directly. These are all devices below the same switch or
+/// on the same root bus, or the other functions of a device with several.
 fn reaches(machine: &Machine, port: Address, address: Address) -> bool {
     if is_bridge(machine, address) {
         return false;
@@ -256,8 +256,8 @@ fn below_one_switch(
         .collect()
 }
 
-/// Returns `true` if `bridge` is a switch into which a device can be plugged: one of its ports has a
-/// slot, and it is no part of the card with the function `other`, whose maker it would share.
+/// Returns `true` if `bridge` is a switch into which a device can be plugged: one of its ports has
+/// a slot, and it is no part of the card with the function `other`, whose maker it would share.
 fn has_slots(machine: &Machine, bridge: Address, other: Address) -> bool {
     let vendor = |at: Address| {
         machine
@@ -275,8 +275,8 @@ fn has_slots(machine: &Machine, bridge: Address, other: Address) -> bool {
     is_switch && !is_of_card && machine.functions.values().any(has_slot)
 }
 
-/// Returns the machine with the first of `ends` below a new port of `switch`, which is like one of its
-/// ports: like one that redirects, if any does.
+/// Returns the machine with the first of `ends` below a new port of `switch`, which is like one of
+/// its ports: like one that redirects, if any does.
 fn moved_below(machine: &Machine, ends: [Address; 2], switch: Address) -> Option<Machine> {
     let ports = machine
         .functions

@@ -25,9 +25,10 @@ pub struct Options {
     /// as `nvme0` or `mlx5_0`, or `gpu0` for the first GPU.
     #[arg(num_args = 2, value_names = ["CLIENT", "PROVIDER"])]
     pub pair: Vec<String>,
-    /// Read another machine: from a file with pasted output of `lspci -vvv`, a topology file of NCCL,
-    /// RCCL or hwloc (`lstopo FILE.xml`), a dump of `rdma_topo`, the output of `nvidia-smi topo -m`, or
-    /// one of --save; from a folder with a copy of its `sys` and `proc`; `-` reads the input.
+    /// Read another machine: from a file with pasted output of `lspci -vvv`, a topology file of
+    /// NCCL, RCCL or hwloc (`lstopo FILE.xml`), a dump of `rdma_topo`, the output of
+    /// `nvidia-smi topo -m`, or one of --save; from a folder with a copy of its `sys` and `proc`;
+    /// `-` reads the input.
     #[arg(long, value_name = "FILE")]
     pub from: Option<PathBuf>,
     /// Save what is needed to repeat the verdict elsewhere, without serial numbers, MAC addresses

@@ -49,8 +49,8 @@ pub(crate) fn of_paste(machine: &Machine) -> Vec<String> {
     gaps
 }
 
-/// Returns the host bridges above devices of interest of which it is not known whether the kernel's list
-/// has them. On a processor whose root complexes Linux trusts, that does not matter.
+/// Returns the host bridges above devices of interest that may or may not be in the kernel's list.
+/// On a processor whose root complexes Linux trusts, that does not matter.
 pub(crate) fn of_host_bridges(machine: &Machine) -> Vec<String> {
     let is_trusted = machine.host.cpu.is_some_and(|cpu| cpu.is_trusted());
     let devices = machine.functions.iter();

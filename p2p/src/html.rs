@@ -1,4 +1,5 @@
-//! Verdicts as a page to read: the machine as a picture, the matrix, and everything about each pair.
+//! Verdicts as a page to read: the machine as a picture, the matrix, and everything about each
+//! pair.
 
 mod grid;
 mod page;

@@ -1,7 +1,7 @@
 //! The kernel's decision on a pair, as far as the machine is known.
 //!
-//! Facts that the machine does not tell are tried both ways. If they make no difference, the verdict
-//! is certain; otherwise it names them.
+//! Facts that the machine does not tell are tried both ways. If they make no difference, the
+//! verdict is certain; otherwise it names them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -83,8 +83,8 @@ const LISTED: DeviceId = DeviceId {
     device: 0x09a2,
 };
 
-/// Decides how `client` may reach the memory of `provider`. Returns `None` if the machine shows neither
-/// a bridge above both nor the bridges up to their root buses.
+/// Decides how `client` may reach the memory of `provider`. Returns `None` if the machine shows
+/// neither a bridge above both nor the bridges up to their root buses.
 pub(crate) fn verdict(
     machine: &Machine,
     client: Address,

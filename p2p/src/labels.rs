@@ -49,8 +49,8 @@ impl Labels {
     }
 }
 
-/// Returns the name that the kernel's subsystem gave to a disk or an adapter. A GPU's names, such as
-/// `renderD128`, say nothing about the GPU, so GPUs are numbered.
+/// Returns the name that the kernel's subsystem gave to a disk or an adapter. A GPU's names, such
+/// as `renderD128`, say nothing about the GPU, so GPUs are numbered.
 fn kernel_name(function: &Function) -> Option<String> {
     let starts = |prefix: &'static str| move |name: &&String| name.starts_with(prefix);
     let names = &function.names;

@@ -3,8 +3,8 @@
 /// Width of the word before a block of lines.
 pub(crate) const MARGIN: usize = 9;
 
-/// Returns `lines` with `word` before the first of them, or nothing without lines. A line of more than
-/// `width` columns continues in the next one.
+/// Returns `lines` with `word` before the first of them, or nothing without lines. A line of more
+/// than `width` columns continues in the next one.
 pub fn block(word: &str, lines: &[String], width: usize) -> String {
     let room = width.saturating_sub(MARGIN.saturating_add(2));
     let wrapped: Vec<String> = lines

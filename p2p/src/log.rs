@@ -59,8 +59,8 @@ const REFUSAL: &str = "cannot be used for peer-to-peer DMA";
 const REST: &str =
     "as the client and provider do not share an upstream bridge or whitelisted host bridge";
 
-/// Returns `true` if `next` goes on with `message`, which is the beginning of one about a pair: each of
-/// its words is one of that message, or the provider.
+/// Returns `true` if `next` goes on with `message`, which is the beginning of one about a pair:
+/// each of its words is one of that message, or the provider.
 fn is_continued(message: &str, next: &str) -> bool {
     let is_of_message = |word: &str| {
         word.strip_prefix('(')
@@ -225,8 +225,8 @@ fn iommu_of(command_line: &str) -> Option<Iommu> {
         })
 }
 
-/// Returns the release in the output of `uname -a`, or in the kernel's banner, `Linux version RELEASE
-/// (USER@HOST) …` (Linux init/version-timestamp.c).
+/// Returns the release in the output of `uname -a`, or in the kernel's banner,
+/// `Linux version RELEASE (USER@HOST) …` (Linux init/version-timestamp.c).
 fn release(line: &str) -> Option<&str> {
     let banner = || {
         let (release, builder) = line.split_once("Linux version ")?.1.split_once(" (")?;

@@ -1,6 +1,6 @@
-//! Reads the output of `lspci`, with any of `-v`, `-vv`, `-vvv`, `-nn`, `-n`, `-D`, `-x`, `-xxx` and
-//! `-xxxx`, as people paste it: indented, quoted, cut, several outputs one after the other, or as a
-//! list of IOMMU groups.
+//! Reads the output of `lspci`, with any of `-v`, `-vv`, `-vvv`, `-nn`, `-n`, `-D`, `-x`, `-xxx`
+//! and `-xxxx`, as people paste it: indented, quoted, cut, several outputs one after the other, or
+//! as a list of IOMMU groups.
 //!
 //! A function that is shown more than once has the facts of all its entries.
 
@@ -52,7 +52,8 @@ struct Entry {
     has_extended: bool,
     /// The capability list has ACS, although its registers may not be shown.
     has_acs: bool,
-    /// The lines are those of a capability about virtual functions, whose BARs are not this function's.
+    /// The lines are those of a capability about virtual functions, whose BARs are not this
+    /// function's.
     is_about_virtual_functions: bool,
     /// The beginning of an ACS Control line that a mail program has wrapped.
     acs_control: Option<String>,
@@ -227,8 +228,8 @@ impl Entry {
         }
     }
 
-    /// Returns `true` if the entry, which has an end, shows by itself that nobody selected some of its
-    /// lines, and that the function has no ACS.
+    /// Returns `true` if the entry, which has an end, shows by itself that nobody selected some of
+    /// its lines, and that the function has no ACS.
     ///
     /// An unprivileged `lspci`, or one without access to the extended configuration space, shows no
     /// extended capability. A function without the PCIe capability has none.
@@ -294,8 +295,8 @@ fn is_filter(line: &str) -> bool {
     words.any(|word| FILTERS.contains(&word))
 }
 
-/// Returns `true` for a line within an entry that `lspci` cannot have written, because somebody put it
-/// in the place of others.
+/// Returns `true` for a line within an entry that `lspci` cannot have written, because somebody put
+/// it in the place of others.
 fn is_omission(line: &str) -> bool {
     const NAMES: [&str; 3] = ["Subsystem:", "DeviceName:", "Kernel "];
     if NAMES.iter().any(|name| line.starts_with(name)) {
@@ -513,8 +514,8 @@ impl Entry {
         }
         let function = &mut self.function;
         let memory = line.trim_start_matches("[virtual] ");
-        // The BARs of a virtual function are in its physical function's capability, as is the bit that
-        // enables them.
+        // The BARs of a virtual function are in its physical function's capability, as is the bit
+        // that enables them.
         if line.contains("[virtual] Memory at ") {
             function.decodes_memory = None;
         }

@@ -165,7 +165,8 @@ pub struct Function {
     pub dma_bits: Option<u32>,
     /// NUMA node.
     pub numa_node: Option<u16>,
-    /// The first device below its root bus, which stands for that bus in a source without addresses.
+    /// The first device below its root bus, which stands for that bus in a source without
+    /// addresses.
     pub root_bus: Option<Address>,
     /// IOMMU group.
     pub iommu_group: Option<u32>,
@@ -339,8 +340,8 @@ impl Function {
         })
     }
 
-    /// Returns `true` for the display of a server's management controller, which no program computes
-    /// on: ASPEED's and Matrox's.
+    /// Returns `true` for the display of a server's management controller, which no program
+    /// computes on: ASPEED's and Matrox's.
     fn is_management_display(&self) -> bool {
         let by_id = self
             .id
@@ -408,8 +409,8 @@ impl Machine {
         }
     }
 
-    /// Returns `true` if both are functions of one device. Only one device is below a port, whatever
-    /// the device numbers of its functions (PCIe Base 6.0, 6.13, Alternative Routing-ID
+    /// Returns `true` if both are functions of one device. Only one device is below a port,
+    /// whatever the device numbers of its functions (PCIe Base 6.0, 6.13, Alternative Routing-ID
     /// Interpretation), or their buses, on which virtual functions may go on (9.2.1.2).
     pub fn is_one_device(&self, a: Address, b: Address) -> bool {
         let link_above = |address: Address| match self.function(address)?.place {
@@ -422,8 +423,8 @@ impl Machine {
         a.is_same_device(b) || link_above(a).is_some_and(|port| Some(port) == link_above(b))
     }
 
-    /// Returns domain and number of the root bus above `address`, if it is known. If the source does
-    /// not show the bus, its NUMA node stands for it.
+    /// Returns domain and number of the root bus above `address`, if it is known. If the source
+    /// does not show the bus, its NUMA node stands for it.
     pub fn root_bus(&self, address: Address) -> Option<(u32, u8)> {
         let (bridges, is_whole) = self.bridges_above(address);
         let top = bridges.last().copied().unwrap_or(address);
@@ -431,7 +432,8 @@ impl Machine {
     }
 
     /// Returns the bus that the function at `address` is on. The bus of a port that the source does
-    /// not show is unknown; a device or its NUMA node stands for it, or 255 if that is unknown, too.
+    /// not show is unknown; a device or its NUMA node stands for it, or 255 if that is unknown,
+    /// too.
     fn bus(&self, address: Address) -> (u32, u8) {
         let root_bus = self
             .function(address)
@@ -499,8 +501,8 @@ impl Machine {
     }
 
     /// Returns the bridge above a bus that no bridge leads to, because only virtual functions of a
-    /// device are on it (PCIe Base 6.0, 9.2.1.2): the lowest bridge in whose range it is, if there are
-    /// functions on the bus below that bridge and no further bridge.
+    /// device are on it (PCIe Base 6.0, 9.2.1.2): the lowest bridge in whose range it is, if there
+    /// are functions on the bus below that bridge and no further bridge.
     fn bridge_of_virtual_functions(
         &self,
         address: Address,
@@ -560,8 +562,8 @@ impl Machine {
             .collect()
     }
 
-    /// Returns the domains in which the source leaves out a port, or a port's bus numbers. `below` are
-    /// the buses below bridges.
+    /// Returns the domains in which the source leaves out a port, or a port's bus numbers. `below`
+    /// are the buses below bridges.
     fn partial_domains(&self, below: &BTreeSet<(u32, u8)>) -> BTreeSet<u32> {
         let is_partial = |(address, function): &(&Address, &Function)| {
             let is_unnumbered = function.class == Some(0x0604) && function.buses.is_none();

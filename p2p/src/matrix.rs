@@ -100,8 +100,8 @@ impl Machine {
     }
 
     /// Returns the same, and everything about each pair, which is judged once. Two stand for many
-    /// functions of a device that are alike, such as virtual functions: their number squared would be
-    /// that of the pairs, which have the same verdicts.
+    /// functions of a device that are alike, such as virtual functions: their number squared would
+    /// be that of the pairs, which have the same verdicts.
     pub(crate) fn detailed(&self, all: bool) -> Detailed {
         let (shown, left_out) = self.without_alike(self.listed(all));
         let mut pairs = Vec::new();
@@ -140,8 +140,8 @@ impl Machine {
         devices.into_iter().partition(is_shown)
     }
 
-    /// Returns `true` if both are functions of one device with the same properties on which verdicts
-    /// depend.
+    /// Returns `true` if both are functions of one device with the same properties on which
+    /// verdicts depend.
     fn are_alike(&self, one: &Device, other: &Device) -> bool {
         let properties = |device: &Device| {
             let function = self.function(device.address)?;

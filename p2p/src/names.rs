@@ -117,8 +117,9 @@ pub(crate) fn device_id(name: &str) -> Option<DeviceId> {
     Some(DeviceId { vendor, device })
 }
 
-/// Returns `true` if a host bridge of this name is on no release's list: AMD's, and those of Intel's
-/// client processors and chipsets. Other names say nothing: the PCI ID list has changed many.
+/// Returns `true` if a host bridge of this name is on no release's list: AMD's, and those of
+/// Intel's client processors and chipsets. Other names say nothing: the PCI ID list has changed
+/// many.
 pub(crate) fn is_unlisted(name: &str) -> bool {
     const CLIENTS: [&str; 3] = ["DRAM Controller", "DRAM Registers", "440FX"];
     name.starts_with("Advanced Micro Devices")

@@ -1,11 +1,11 @@
 //! Reads the topology that NCCL and RCCL write to `NCCL_TOPO_DUMP_FILE`, and that clouds give them
 //! as `NCCL_TOPO_FILE`.
 //!
-//! NCCL climbs two steps at a time in sysfs. So of the ports above a device, only the upstream ports
-//! of switches have an element; it takes a root port above each `pci` in a `cpu`, and a downstream
-//! port above each `pci` in another, for granted. The machine has these ports with unknown ACS, see
-//! [`Address::port_above`]. Root buses are not shown; all devices of a domain and a NUMA node count
-//! as on one, which NCCL calls `PHB`.
+//! NCCL climbs two steps at a time in sysfs. So of the ports above a device, only the upstream
+//! ports of switches have an element; it takes a root port above each `pci` in a `cpu`, and a
+//! downstream port above each `pci` in another, for granted. The machine has these ports with
+//! unknown ACS, see [`Address::port_above`]. Root buses are not shown; all devices of a domain and
+//! a NUMA node count as on one, which NCCL calls `PHB`.
 
 use peerbar_rule::{Cpu, DeviceId, Vendor};
 

@@ -21,8 +21,8 @@ pub struct Pair {
     pub client: Address,
     /// The device that owns the memory.
     pub provider: Address,
-    /// The kernel's verdict, or `None` if the machine shows neither a bridge above both nor the bridges
-    /// up to their root buses.
+    /// The kernel's verdict, or `None` if the machine shows neither a bridge above both nor the
+    /// bridges up to their root buses.
     pub kernel: Option<Kernel>,
     /// The way of the TLPs, or `None` for the same reason.
     pub wire: Option<Wire>,
@@ -102,8 +102,8 @@ impl Machine {
 }
 
 impl Pair {
-    /// Returns a note on the path if it is not the way on the wire. Linux assumes that any port up to the
-    /// common bridge redirects, also the one through which a request leaves it.
+    /// Returns a note on the path if it is not the way on the wire. Linux assumes that any port up
+    /// to the common bridge redirects, also the one through which a request leaves it.
     pub(crate) fn path_note(&self) -> Option<&'static str> {
         let is_redirected = !self.kernel.as_ref()?.redirected_at.is_empty();
         let is_direct = self.wire.as_ref()?.is_direct();

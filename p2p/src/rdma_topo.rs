@@ -1,5 +1,5 @@
-//! Reads the output of `rdma_topo dump`, a tool of rdma-core: a JSON list with the path in sysfs, the
-//! configuration space and the names of each PCI function.
+//! Reads the output of `rdma_topo dump`, a tool of rdma-core: a JSON list with the path in sysfs,
+//! the configuration space and the names of each PCI function.
 //!
 //! The dump leaves out host bridges and other functions in which its tool has no interest. Serial
 //! numbers, which it contains, are not read.
@@ -256,8 +256,8 @@ mod tests {
         assert!(pair.wire.unwrap().is_direct());
     }
 
-    /// The values that rdma_topo wants for an inline complex with virtual machines: `1x111x1` at the
-    /// adapter, the kernel's default elsewhere. Translated requests go directly, others do not.
+    /// The values that rdma_topo wants for an inline complex with virtual machines: `1x111x1` at
+    /// the adapter, the kernel's default elsewhere. Translated requests go directly, others do not.
     #[test]
     fn inline_complex_with_isolation_is_direct_for_translated_requests_only() {
         let pair = pair([0x1d, 0x5d, 0x1d, 0x1d]);
@@ -267,9 +267,9 @@ mod tests {
         assert!(wire.is_direct_if_translated);
     }
 
-    /// The values that rdma_topo wants for a DMA complex: requests are not redirected at the adapter
-    /// (`xx110x1`), nor completions at the port towards the GPU (`xx101x1`); the second switch keeps
-    /// the kernel's default. The wire is direct, but Linux refuses to see it.
+    /// The values that rdma_topo wants for a DMA complex: requests are not redirected at the
+    /// adapter (`xx110x1`), nor completions at the port towards the GPU (`xx101x1`); the second
+    /// switch keeps the kernel's default. The wire is direct, but Linux refuses to see it.
     #[test]
     fn dma_complex_is_direct_on_the_wire_and_refused_by_linux() {
         let pair = pair([0x1c, 0x19, 0x15, 0x1d]);

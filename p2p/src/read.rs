@@ -62,7 +62,8 @@ impl Machine {
     }
 
     /// Reads a machine from a text: a file of `--save`, a paste with the output of `lspci` or
-    /// `nvidia-smi topo -m` among other lines, a topology file of NCCL, RCCL or hwloc, or a dump of `rdma_topo`.
+    /// `nvidia-smi topo -m` among other lines, a topology file of NCCL, RCCL or hwloc, or a dump of
+    /// `rdma_topo`.
     ///
     /// # Errors
     ///
@@ -110,8 +111,8 @@ fn is_list(text: &str) -> bool {
     rest.starts_with(['{', ']'])
 }
 
-/// Reads the file of a tool that writes XML. Returns `None` for other texts: a paste may begin with a
-/// tag.
+/// Reads the file of a tool that writes XML. Returns `None` for other texts: a paste may begin with
+/// a tag.
 fn read_xml(text: &str, machine: &mut Machine) -> Option<Tool> {
     let document = Document::read(text);
     let tool = match document.root()? {
@@ -254,7 +255,8 @@ fn gaps_of_file(machine: &Machine, tool: Tool) -> Vec<String> {
 }
 
 impl Machine {
-    /// Returns the kernel's statements about pairs that it refused, and host bridges that its list lacks.
+    /// Returns the kernel's statements about pairs that it refused, and host bridges that its list
+    /// lacks.
     pub fn refusals(&self) -> impl Iterator<Item = &Statement> {
         let is_refusal = |statement: &&Statement| {
             matches!(

@@ -23,8 +23,8 @@ pub(crate) enum Shown {
 }
 
 impl Machine {
-    /// Adds a function at the place at which the source shows it, and the port above it if the source
-    /// does not show that.
+    /// Adds a function at the place at which the source shows it, and the port above it if the
+    /// source does not show that.
     ///
     /// Files that people have edited may show an address at two places. The first counts, so that
     /// no bridge is ever below itself; the other is a conflict.
@@ -93,9 +93,9 @@ impl Machine {
         }
     }
 
-    /// Gives bridges whose type is unknown the type that their position allows: a port on a root bus
-    /// is a root port, below it upstream and downstream ports alternate. A bridge whose capabilities
-    /// were read, without that of PCIe, is a conventional one.
+    /// Gives bridges whose type is unknown the type that their position allows: a port on a root
+    /// bus is a root port, below it upstream and downstream ports alternate. A bridge whose
+    /// capabilities were read, without that of PCIe, is a conventional one.
     pub(crate) fn infer_port_types(&mut self) {
         let is_untyped = |function: &Function| {
             function.class == Some(0x0604)

@@ -285,8 +285,8 @@ pub(crate) fn pair(machine: &Machine, pair: &Pair, width: usize) -> String {
     text
 }
 
-/// Returns each change on a line of its own, and each of its commands. Changes that give and cost the same share the line that
-/// says so, which follows them.
+/// Returns each change on a line of its own, and each of its commands. Changes that give and cost
+/// the same share the line that says so, which follows them.
 fn changes(changes: &[Change]) -> Vec<String> {
     let same = |a: &Change, b: &Change| (a.way, &a.price) == (b.way, &b.price);
     let groups = changes.chunk_by(same);

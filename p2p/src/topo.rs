@@ -1,8 +1,9 @@
 //! Reads the matrix of `nvidia-smi topo -m`, for a paste that shows no PCI device.
 //!
 //! It shows distances, and neither addresses nor ports. So the machine has the bridges that the
-//! distances imply, with unknown ACS, and names in the place of addresses. NVLink hides the distance
-//! between two GPUs. If those to other devices do not imply it, the two GPUs have no place.
+//! distances imply, with unknown ACS, and names in the place of addresses. NVLink hides the
+//! distance between two GPUs. If those to other devices do not imply it, the two GPUs have no
+//! place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::repeat_with;
@@ -17,8 +18,8 @@ use crate::wire::Distance;
 const MOST: usize = 64;
 /// Characters that mail programs, trackers and terminals put before a line.
 const DECORATION: [char; 4] = [' ', '\t', '>', '|'];
-/// Devices within these distances are one device, or share a switch, a root port, a host bridge, a NUMA
-/// node.
+/// Devices within these distances are one device, or share a switch, a root port, a host bridge, a
+/// NUMA node.
 const SHARED: [Distance; 5] = [
     Distance::X,
     Distance::Pix,
@@ -35,13 +36,13 @@ struct Device<'a> {
     cells: Vec<Option<Distance>>,
     /// Its NUMA node.
     node: Option<u16>,
-    /// The numbers of the devices within each distance of [`SHARED`], and of those within that distance
-    /// of them.
+    /// The numbers of the devices within each distance of [`SHARED`], and of those within that
+    /// distance of them.
     groups: [BTreeSet<usize>; SHARED.len()],
 }
 
-/// The distances between two devices, in both orders of their numbers, as far as they are shown. Of two
-/// that differ, this is the shorter one.
+/// The distances between two devices, in both orders of their numbers, as far as they are shown. Of
+/// two that differ, this is the shorter one.
 type Distances = BTreeMap<(usize, usize), Distance>;
 
 /// Adds the devices of the first matrix in `text` to a machine without functions.
@@ -190,8 +191,8 @@ fn within(distances: &Distances, at: usize, most: Distance) -> BTreeSet<usize> {
 }
 
 impl Device<'_> {
-    /// Returns the distance to the device `other` with the number `number` by their groups, or `None`
-    /// if it may be less, as no distance is shown between the smaller groups around the two.
+    /// Returns the distance to the device `other` with the number `number` by their groups, or
+    /// `None` if it may be less, as no distance is shown between the smaller groups around the two.
     fn implied(&self, number: usize, other: &Self, distances: &Distances) -> Option<Distance> {
         let mut smaller = self.groups.iter().zip(&other.groups);
         let shared = SHARED.into_iter().zip(&self.groups);
@@ -209,7 +210,8 @@ impl Device<'_> {
     }
 }
 
-/// Adds the devices and the bridges above them. A device has a place if all its distances are known.
+/// Adds the devices and the bridges above them. A device has a place if all its distances are
+/// known.
 fn add(machine: &mut Machine, devices: &[Device<'_>], distances: &Distances) {
     for (at, device) in devices.iter().enumerate() {
         let mut others = devices.iter().enumerate().filter(|(other, _)| *other != at);
@@ -254,7 +256,8 @@ impl Device<'_> {
         }
     }
 
-    /// Returns the number of the device's NUMA node. A node whose number is not shown gets a free one.
+    /// Returns the number of the device's NUMA node. A node whose number is not shown gets a free
+    /// one.
     fn node(&self, devices: &[Self]) -> Option<u16> {
         let [.., group] = &self.groups;
         let shown = |group: &BTreeSet<usize>| group.iter().find_map(|at| devices.get(*at)?.node);
@@ -299,8 +302,8 @@ mod tests {
 
     use super::*;
 
-    /// Two GPUs, each with an adapter below its switch, two more adapters below another switch of the
-    /// first root port, and an adapter at another root port of the first host bridge.
+    /// Two GPUs, each with an adapter below its switch, two more adapters below another switch of
+    /// the first root port, and an adapter at another root port of the first host bridge.
     const TOPO: &str = "\
 $ nvidia-smi topo -m
 \tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tNIC3\tNIC4\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID

@@ -25,9 +25,9 @@ const NO_ID: DeviceId = DeviceId {
 };
 
 impl Tree {
-    /// Makes the tree of these functions and the bridges above them. If the source does not show their
-    /// ways to a root bus, but a bridge above both, an unknown host bridge is above that; otherwise they
-    /// are left out.
+    /// Makes the tree of these functions and the bridges above them. If the source does not show
+    /// their ways to a root bus, but a bridge above both, an unknown host bridge is above that;
+    /// otherwise they are left out.
     pub(crate) fn of(machine: &Machine, ends: [Address; 2]) -> Self {
         let mut tree = Self {
             tree: PciTree::default(),
@@ -102,8 +102,8 @@ impl Tree {
     }
 }
 
-/// Returns the name of the host bridge above both functions if the source shows a bridge above both, but
-/// not their ways to a root bus.
+/// Returns the name of the host bridge above both functions if the source shows a bridge above
+/// both, but not their ways to a root bus.
 pub(crate) fn host_bridge_not_shown(machine: &Machine, ends: [Address; 2]) -> Option<String> {
     let [(above, is_whole), (above_other, _)] = ends.map(|end| machine.bridges_above(end));
     let top = above.last().filter(|top| above_other.contains(top))?;
@@ -114,7 +114,8 @@ fn name_not_shown(top: Address) -> String {
     format!("the root bus above {top}")
 }
 
-/// Returns the name of a root bus in sysfs, or that of the device or the NUMA node that stands for it.
+/// Returns the name of a root bus in sysfs, or that of the device or the NUMA node that stands for
+/// it.
 pub fn root_bus_name((domain, bus): (u32, u8)) -> String {
     if let Some(device) = Address::below_root_bus((domain, bus)) {
         return format!("the root bus above {device}");
@@ -153,9 +154,9 @@ fn first_on_root_bus(machine: &Machine, bus: (u32, u8)) -> Option<(&Address, &Fu
     (shows_all || first.0.devfn() == 0).then_some(first)
 }
 
-/// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID, or
-/// by a name that only host bridges have that it lacks. A text that is cut may lack both, and the
-/// function that is the first of the bus.
+/// Returns `true` if it is known whether the kernel's list has the host bridge of `bus`: by its ID,
+/// or by a name that only host bridges have that it lacks. A text that is cut may lack both, and
+/// the function that is the first of the bus.
 pub(crate) fn is_host_bridge_known(machine: &Machine, bus: (u32, u8)) -> bool {
     machine.is_complete
         || known_by(machine, bus).is_some()

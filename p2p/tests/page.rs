@@ -36,7 +36,8 @@ impl Paste {
         self.function(bus, device, what, &lines);
     }
 
-    /// Adds a host bridge with a switch, and below it two GPUs, two network adapters and four disks.
+    /// Adds a host bridge with a switch, and below it two GPUs, two network adapters and four
+    /// disks.
     fn host_bridge(&mut self, root: u8, node: u8, acs: &str) {
         let what = "System peripheral [0880]: Intel Corporation Ice Lake [8086:09a2]";
         self.function(root, 0, what, &[format!("NUMA node: {node}")]);

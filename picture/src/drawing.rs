@@ -45,7 +45,8 @@ fn sockets(layout: &Layout<'_>) -> Markup {
     }
 }
 
-/// Returns the wire from a socket to a host bridge, which passes above other host bridges in its line.
+/// Returns the wire from a socket to a host bridge, which passes above other host bridges in its
+/// line.
 fn wire_to_host(layout: &Layout<'_>, socket: Area, host: Area) -> Markup {
     let (start, gap) = (socket.right(), layout.shape.gap);
     if host.left <= start + gap {
@@ -55,8 +56,8 @@ fn wire_to_host(layout: &Layout<'_>, socket: Area, host: Area) -> Markup {
     html! { path.wire.shared d=(format!("M{start} {above}H{}V{}", host.middle(), host.top)) {} }
 }
 
-/// Returns a group that is marked with the address of `function` and has its tooltip, if the machine
-/// is drawn in detail.
+/// Returns a group that is marked with the address of `function` and has its tooltip, if the
+/// machine is drawn in detail.
 fn part(layout: &Layout<'_>, function: &Function, content: &Markup) -> Markup {
     html! {
         @if layout.shape.is_detailed {

@@ -11,7 +11,7 @@ pub struct Function {
     pub port: Option<Port>,
     /// Its name. A device without a name is not drawn; a port or a switch shows its address.
     pub name: Option<String>,
-    /// Lines below the name of a device, of which as many are drawn as fit.
+    /// Lines below the name of a device. The last ones are omitted if they do not fit.
     pub words: Vec<String>,
     /// Everything about it, for a tooltip.
     pub title: Option<String>,

@@ -2,8 +2,8 @@
 //! devices on their right.
 //!
 //! A row has the devices below one switch, or all devices below root ports of one root bus.
-//! Requests cross its bar, which is the switch, or a part of the root bus, in lanes. Root buses whose
-//! host bridges are drawn share a line if they have no switch and there is room.
+//! Requests cross its bar, which is the switch, or a part of the root bus, in lanes. Root buses
+//! whose host bridges are drawn share a line if they have no switch and there is room.
 
 use std::collections::BTreeMap;
 
@@ -371,8 +371,8 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Moves rows of root buses without a switch next to each other. `left` is the left edge of the first
-/// row in a line. Returns the top of a row below all of them.
+/// Moves rows of root buses without a switch next to each other. `left` is the left edge of the
+/// first row in a line. Returns the top of a row below all of them.
 fn share_lines(rows: &mut [Row<'_>], shape: &Shape, left: i32) -> i32 {
     let row_width = (shape.device + shape.gap) * i32::try_from(shape.columns).unwrap_or(1);
     let most = left + 2 * PADDING + row_width - shape.gap;
@@ -417,8 +417,8 @@ fn rail(rows: &[Row<'_>], shape: &Shape) -> Option<i32> {
     rows.iter().any(is_beside).then_some(shape.row_gap)
 }
 
-/// Returns the parts of the root complex, each as high as its rows. `trunk` is the column of the root
-/// complex.
+/// Returns the parts of the root complex, each as high as its rows. `trunk` is the column of the
+/// root complex.
 fn sockets<'a>(rows: &[Row<'a>], trunk: Area, shape: &Shape) -> Vec<Socket<'a>> {
     let span = |rows: &[Row<'_>], column: Area| {
         let top = rows.first().map_or(0, |row| row.bar.top);

@@ -98,7 +98,7 @@ impl Side {
     }
 }
 
-/// Two ends, each of which knows the other's address.
+/// Two ends that know each other's address.
 pub struct Ends<'a> {
     ends: [&'a mut dyn End; 2],
     addresses: [Address; 2],

@@ -277,8 +277,8 @@ pub enum Command {
     Spare(SpareCommand),
     /// Run tests that need no other end. Answered by [`Answer::Tested`].
     OwnTests(OwnTests),
-    /// Complete writes, one after the other, in a queue in memory of the kind of its own, until that
-    /// memory is lost. Answered once some have completed; they continue between commands.
+    /// Complete writes, one after the other, in a queue in memory of the kind of its own, until
+    /// that memory is lost. Answered once some have completed; they continue between commands.
     CompleteWrites,
     /// Execute a command about requests that it keeps in progress. [`crate::Server`] does so for
     /// any end.

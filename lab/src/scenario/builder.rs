@@ -10,7 +10,8 @@ use super::error::ScenarioError;
 use super::group::GuestGroup;
 use crate::iommu::Iommu;
 
-/// Builds a scenario for a [`crate::Lab`]. The methods are named after tables and keys of a scenario file.
+/// Builds a scenario for a [`crate::Lab`]. The methods are named after tables and keys of a
+/// scenario file.
 #[derive(Clone, Debug)]
 pub struct ScenarioBuilder {
     name: String,

@@ -78,7 +78,8 @@ pub struct Scenario {
     pub twin: Option<Twin>,
     /// The checks, in order.
     pub checks: Vec<Check>,
-    /// Set if it has the programs for an end of an RDMA check across guests: see [`super::GuestGroup`].
+    /// Set if it has the programs for an end of an RDMA check across guests: see
+    /// [`super::GuestGroup`].
     pub rdma_ends: bool,
     /// Programs of the host's that checks run.
     pub programs: Vec<HostProgram>,

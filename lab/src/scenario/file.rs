@@ -25,7 +25,8 @@ pub enum Model {
     /// Ours, served by a `peerbar-nvme`.
     #[default]
     Peerbar,
-    /// QEMU's own, to compare with: it routes nothing below a switch, and keeps no record of its DMA.
+    /// QEMU's own, to compare with: it routes nothing below a switch, and keeps no record of its
+    /// DMA.
     Qemu,
 }
 

@@ -304,7 +304,8 @@ impl<'i> StandIn<'i> {
     }
 }
 
-/// Values of all types that keys have, those with the names of tables first, at the bytes from `at` on.
+/// Values of all types that keys have, those with the names of tables first, at the bytes from `at`
+/// on.
 fn values<'i>(document: &DeTable<'i>, at: usize) -> Vec<Spanned<DeValue<'i>>> {
     let name = |name: &str| DeValue::String(Cow::Owned(name.to_owned()));
     let mut values = Vec::new();
@@ -379,7 +380,8 @@ fn keys_of(document: &mut DeTable<'_>, span: &Range<usize>) -> BTreeSet<String> 
     keys.map(|key| key.get_ref().to_string()).collect()
 }
 
-/// Mistakes about things outside `document` that do not exist: processor models, packages, modules, and the programs of checks.
+/// Mistakes about things outside `document` that do not exist: processor models, packages, modules,
+/// and the programs of checks.
 fn outside(document: &Spanned<DeTable<'_>>, path: &Path, known: &Known) -> Vec<Problem> {
     let tables = document.get_ref();
     let mut problems = Vec::new();
@@ -672,7 +674,8 @@ enum Edit {
 }
 
 impl Edit {
-    /// Changes the first key or value of `table` that is at `span`, and returns how. A key whose new name is taken is removed.
+    /// Changes the first key or value of `table` that is at `span`, and returns how. A key whose
+    /// new name is taken is removed.
     fn apply(&self, table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Self> {
         let is_value = |value: &Spanned<DeValue<'_>>| {
             // An array of tables is where its first one is.

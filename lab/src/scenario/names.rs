@@ -71,7 +71,8 @@ pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, P
     Ok(name)
 }
 
-/// Checks the name that a scenario gives to a check: the table of results shows it, on a terminal too.
+/// Checks the name that a scenario gives to a check: the table of results shows it, on a terminal
+/// too.
 pub(super) fn label(name: &Spanned<String>) -> Result<(), Problem> {
     let text = name.get_ref();
     let message = if text.trim().is_empty() {

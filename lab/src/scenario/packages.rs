@@ -12,8 +12,8 @@ const GROUPS: &[(&str, &[&str])] = &[(
     &["gdb-minimal", "iputils-ping", "linux-perf", "tcpdump"],
 )];
 
-/// Replaces groups by their packages, and checks the names: at least two of lower case letters, digits, `+`, `-` and `.`, first a letter or digit (Debian Policy 4.7,
-/// 5.6.7).
+/// Replaces groups by their packages, and checks the names: at least two of lower case letters,
+/// digits, `+`, `-` and `.`, first a letter or digit (Debian Policy 4.7, 5.6.7).
 pub(super) fn packages(names: Vec<Spanned<String>>) -> Result<Vec<String>, Problem> {
     let mut packages: Vec<String> = Vec::new();
     for name in names {

@@ -21,7 +21,8 @@ impl Scenario {
     /// A scenario to begin with, which has every key; inactive ones follow a `#`.
     pub const TEMPLATE: &str = include_str!("template.toml");
 
-    /// Reads a scenario file, or the shipped one of a bare name. Paths of images in it are relative to its folder.
+    /// Reads a scenario file, or the shipped one of a bare name. Paths of images in it are relative
+    /// to its folder.
     pub fn load(path: &Path) -> Result<Self, ScenarioError> {
         let path = &catalogue::resolve(path);
         Self::parse(path, file_text(path)?)

@@ -162,8 +162,8 @@ impl Scenario {
         files.chain(program::of_project(own.copied())).collect()
     }
 
-    /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when
-    /// it needs them.
+    /// Names of the modules that the initramfs must hold: besides those of the plan the ones that
+    /// the agent loads when it needs them.
     pub fn initramfs_modules(&self) -> Vec<String> {
         let own = self.modules.iter().map(|module| module.name.as_str());
         let tools = ["9p", "9pnet_virtio"].into_iter().filter(|_| self.tools);

@@ -1,4 +1,5 @@
-//! The keys of a device's table that the device's own crate defines: its configuration, as its server has it.
+//! The keys of a device's table that the device's own crate defines: its configuration, as its
+//! server has it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -14,7 +14,8 @@ use super::gpu::Gpu;
 use super::machine::{LEAST_MEMORY, MEMORY_UNIT};
 use crate::size::Size;
 
-/// Downstream ports on the bus inside a switch: the devices that a bus has numbers for (PCIe Base 6.0, 2.2.6.2).
+/// Downstream ports on the bus inside a switch: the devices that a bus has numbers for (PCIe Base
+/// 6.0, 2.2.6.2).
 const PORTS: usize = 32;
 /// Linux keeps a page structure of 64 bytes for each page of p2pmem. A guest with exactly this
 /// amount dies while it starts; with a quarter more it does not.
@@ -45,7 +46,8 @@ pub(super) fn ports(file: &File) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Checks that no two namespaces or Persistent Memory Regions share a file; paths are relative to `folder`.
+/// Checks that no two namespaces or Persistent Memory Regions share a file; paths are relative to
+/// `folder`.
 pub(super) fn images(file: &File, folder: &Path) -> Result<(), Problem> {
     let mut seen: HashMap<PathBuf, Range<usize>> = HashMap::new();
     let namespaces = file.nvme.iter().flat_map(|nvme| nvme.namespaces.get_ref());

@@ -15,8 +15,8 @@ pub struct Twin {
     /// The verdicts, by the name of the device with the memory.
     #[serde(default)]
     pub verdicts: BTreeMap<String, ProviderVerdicts>,
-    /// The clients whose verdicts depend on facts that the source lacks, by the name of the device with
-    /// the memory. The verdict is that without any of these facts.
+    /// The clients whose verdicts depend on facts that the source lacks, by the name of the device
+    /// with the memory. The verdict is that without any of these facts.
     #[serde(default)]
     pub conditional: BTreeMap<String, Vec<String>>,
     /// Differences between the machine and the scenario, as sentences.

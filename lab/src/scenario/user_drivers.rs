@@ -9,7 +9,8 @@ use super::contents::{Machine, Nvme};
 use super::error::Problem;
 use super::gpu::Gpu;
 
-/// Checks that VFIO takes the devices of `check`, whose kind stands at `at`, and that the check knows the way of their data.
+/// Checks that VFIO takes the devices of `check`, whose kind stands at `at`, and that the check
+/// knows the way of their data.
 pub(super) fn fit(
     check: &Check,
     at: Range<usize>,

@@ -355,8 +355,8 @@ fn endpoints(
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 
-/// Checks that the names of all bridges, switches and devices of a file with several guests are different, and that one fabric takes all
-/// adapters.
+/// Checks that the names of all bridges, switches and devices of a file with several guests are
+/// different, and that one fabric takes all adapters.
 pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
     let bridges = file.host_bridge.iter().map(|bridge| &bridge.name);
     let switches = file.switch.iter().map(|switch| &switch.name);

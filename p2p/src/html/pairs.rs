@@ -1,5 +1,5 @@
-//! Everything about each pair. The page shows the pair that its address names, and the others if the
-//! reader asks for them.
+//! Everything about each pair. The page shows the pair that its address names, and the others if
+//! the reader asks for them.
 
 use maud::{Markup, html};
 

@@ -14,7 +14,7 @@ use super::{DescriptorInfo, Notice, Observer, PassedMessage, Side, now};
 use crate::unanswered::wants_answer;
 use crate::wire::Header;
 
-/// Descriptors of one message that the observer is told of.
+/// Maximum number of descriptors of one message that are described to the observer.
 const MOST_DESCRIPTORS: usize = 1024;
 
 /// The messages of one side, on their way to the other.

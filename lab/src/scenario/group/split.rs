@@ -1,4 +1,5 @@
-//! The document of a file with several guests, divided among them. Values keep their spans in the file.
+//! The document of a file with several guests, divided among them. Values keep their spans in the
+//! file.
 
 use std::borrow::Cow;
 
@@ -159,7 +160,8 @@ fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<GuestTables<'i>>, Probl
 
 type Owned<'i> = Vec<(usize, Spanned<DeValue<'i>>)>;
 
-/// Takes the key `guest` out of each of `tables`: those that have one, with the number of the guest, and those without.
+/// Takes the key `guest` out of each of `tables`: those that have one, with the number of the
+/// guest, and those without.
 fn divide<'i>(
     tables: &mut DeArray<'i>,
     guests: &[GuestTables<'i>],
