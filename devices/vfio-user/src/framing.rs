@@ -244,23 +244,11 @@ mod tests {
     use std::fs::File;
 
     use proptest::prelude::*;
-    use zerocopy::IntoBytes;
-    use zerocopy::little_endian::{U16, U32};
 
     use super::*;
+    use crate::test_message::message;
 
     const LIMIT: usize = 1000;
-
-    fn message(id: u16, payload: &[u8]) -> Vec<u8> {
-        let header = Header {
-            id: U16::new(id),
-            command: U16::new(9),
-            size: U32::new(u32::try_from(HEADER_SIZE + payload.len()).unwrap()),
-            flags: U32::new(0),
-            error: U32::new(0),
-        };
-        [header.as_bytes(), payload].concat()
-    }
 
     /// Receives the first bytes of `bytes`, at most `most`, and `count` descriptors. Returns the
     /// rest.
@@ -319,7 +307,7 @@ mod tests {
         ) {
             let stream: Vec<u8> = (0..)
                 .zip(&payloads)
-                .flat_map(|(id, payload)| message(id, payload))
+                .flat_map(|(id, payload)| message(id, 0, payload))
                 .collect();
             let mut deframer = Deframer::new(LIMIT);
             let messages = feed(&mut deframer, &stream, &cuts).unwrap();
@@ -346,7 +334,7 @@ mod tests {
 
         #[test]
         fn small_sizes_are_refused_and_all_others_taken(size in any::<u32>()) {
-            let mut bytes = message(0, &[]);
+            let mut bytes = message(0, 0, &[]);
             bytes[4..8].copy_from_slice(&size.to_le_bytes());
             let result = feed(&mut Deframer::new(LIMIT), &bytes, &[HEADER_SIZE]);
             prop_assert_eq!(result.is_err(), size < 16);
@@ -355,7 +343,7 @@ mod tests {
 
     #[test]
     fn huge_payload_is_drained_through_a_small_space() {
-        let mut header = message(7, &[]);
+        let mut header = message(7, 0, &[]);
         header[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         let mut deframer = Deframer::new(LIMIT);
         assert!(feed(&mut deframer, &header, &[16]).unwrap().is_empty());
@@ -376,7 +364,7 @@ mod tests {
 
     #[test]
     fn drained_payload_leaves_the_next_message_whole() {
-        let stream = [message(1, &[1; 3 * LIMIT]), message(2, &[2; 8])].concat();
+        let stream = [message(1, 0, &[1; 3 * LIMIT]), message(2, 0, &[2; 8])].concat();
         let mut deframer = Deframer::new(LIMIT);
         receive(&mut deframer, &stream, stream.len(), 0);
         let messages = messages(&mut deframer).unwrap();
@@ -387,7 +375,7 @@ mod tests {
 
     #[test]
     fn one_reception_gives_all_its_messages() {
-        let stream: Vec<u8> = (0..100).flat_map(|id| message(id, &[7; 24])).collect();
+        let stream: Vec<u8> = (0..100).flat_map(|id| message(id, 0, &[7; 24])).collect();
         let mut deframer = Deframer::new(LIMIT);
         assert!(receive(&mut deframer, &stream, stream.len(), 1).is_empty());
         let got = ids_and_descriptors(&messages(&mut deframer).unwrap());
@@ -398,21 +386,26 @@ mod tests {
     #[test]
     fn descriptors_stay_with_the_message_they_came_with() {
         let mut deframer = Deframer::new(LIMIT);
-        let first = message(1, &[0; 4]);
+        let first = message(1, 0, &[0; 4]);
         receive(&mut deframer, &first, 16, 2);
         assert!(deframer.next_message().unwrap().is_none());
         receive(&mut deframer, &first[16..], 4, 1);
         let first = deframer.next_message().unwrap().unwrap();
         assert_eq!(first.descriptors.kept.len(), 3);
         assert!(!first.descriptors.lost);
-        receive(&mut deframer, &message(2, &[]), 16, 0);
+        receive(&mut deframer, &message(2, 0, &[]), 16, 0);
         let second = deframer.next_message().unwrap().unwrap();
         assert!(second.descriptors.kept.is_empty());
     }
 
     #[test]
     fn descriptors_of_a_begun_message_wait_for_its_end() {
-        let stream = [message(1, &[0; 8]), message(2, &[0; 4]), message(3, &[])].concat();
+        let stream = [
+            message(1, 0, &[0; 8]),
+            message(2, 0, &[0; 4]),
+            message(3, 0, &[]),
+        ]
+        .concat();
         // The second reception ends in the header of message 2, in its payload, in the header of message 3.
         for (cut, expected) in [
             (30, [(1, 1), (2, 2), (3, 3)]),
@@ -435,7 +428,7 @@ mod tests {
     #[test]
     fn descriptors_beyond_the_limit_are_dropped_and_reported() {
         let mut deframer = Deframer::new(LIMIT);
-        receive(&mut deframer, &message(1, &[]), 16, MAX_DESCRIPTORS + 1);
+        receive(&mut deframer, &message(1, 0, &[]), 16, MAX_DESCRIPTORS + 1);
         let message = deframer.next_message().unwrap().unwrap();
         assert_eq!(message.descriptors.kept.len(), MAX_DESCRIPTORS);
         assert!(message.descriptors.lost);
@@ -443,7 +436,7 @@ mod tests {
 
     #[test]
     fn end_inside_a_message_is_an_error() {
-        let whole = message(1, &[0; 8]);
+        let whole = message(1, 0, &[0; 8]);
         for (cut, missing) in [(1, 15), (15, 1), (16, 8), (20, 4)] {
             let mut deframer = Deframer::new(LIMIT);
             feed(&mut deframer, &whole[..cut], &[100]).unwrap();

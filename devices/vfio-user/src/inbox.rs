@@ -163,22 +163,10 @@ mod tests {
     use std::io::Write;
 
     use proptest::prelude::*;
-    use zerocopy::IntoBytes;
-    use zerocopy::little_endian::{U16, U32};
 
     use super::*;
+    use crate::test_message::message;
     use crate::wire::flags;
-
-    fn message(id: u16, flags: u32, payload: usize) -> Vec<u8> {
-        let header = Header {
-            id: U16::new(id),
-            command: U16::new(9),
-            size: U32::new(u32::try_from(HEADER_SIZE + payload).unwrap()),
-            flags: U32::new(flags),
-            error: U32::new(0),
-        };
-        [header.as_bytes(), &vec![0xff; payload]].concat()
-    }
 
     proptest! {
         /// The client sends `messages` in parts of the sizes in `cuts`. After each part some are
@@ -200,7 +188,7 @@ mod tests {
             let mut wanted = Vec::new();
             for (id, (flags, payload)) in (0..).zip(&messages) {
                 let header_end = stream.len() + HEADER_SIZE;
-                stream.extend(message(id, *flags, *payload));
+                stream.extend(message(id, *flags, &vec![0xff; *payload]));
                 if *flags == 0 {
                     wanted.push((id, header_end));
                 }

@@ -57,6 +57,8 @@ mod request_error;
 mod server;
 mod socket;
 mod stop;
+#[cfg(test)]
+mod test_message;
 mod unanswered;
 mod version;
 mod wire;

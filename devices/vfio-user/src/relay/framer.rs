@@ -140,23 +140,11 @@ impl Framer {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use zerocopy::IntoBytes;
-    use zerocopy::little_endian::{U16, U32};
 
     use super::*;
+    use crate::test_message::message;
 
     const MOST: usize = 100;
-
-    fn message(id: u16, payload: &[u8]) -> Vec<u8> {
-        let header = Header {
-            id: U16::new(id),
-            command: U16::new(9),
-            size: U32::new(u32::try_from(HEADER_SIZE + payload.len()).unwrap()),
-            flags: U32::new(0),
-            error: U32::new(0),
-        };
-        [header.as_bytes(), payload].concat()
-    }
 
     /// The id, the kept bytes and the length of a message.
     type Taken = (u16, Vec<u8>, usize);
@@ -195,7 +183,7 @@ mod tests {
         ) {
             let stream: Vec<u8> = (0..)
                 .zip(&payloads)
-                .flat_map(|(id, payload)| message(id, payload))
+                .flat_map(|(id, payload)| message(id, 0, payload))
                 .collect();
             let (messages, unframed, missing) = feed(&stream, &cuts);
             let expected: Vec<_> = (0..)
@@ -218,7 +206,7 @@ mod tests {
 
     #[test]
     fn end_inside_a_message_misses_the_rest_of_its_part() {
-        let whole = message(1, &[0; 8]);
+        let whole = message(1, 0, &[0; 8]);
         for (cut, missing) in [(0, 0), (1, 15), (15, 1), (16, 8), (20, 4), (24, 0)] {
             assert_eq!(feed(&whole[..cut], &[100]).2, missing, "{cut}");
         }
@@ -226,7 +214,7 @@ mod tests {
 
     #[test]
     fn huge_payload_keeps_its_start_only() {
-        let mut header = message(7, &[]);
+        let mut header = message(7, 0, &[]);
         header[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         let mut framer = Framer::new(MOST);
         assert_eq!(framer.take(&header), Step::Part);

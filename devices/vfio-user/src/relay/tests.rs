@@ -10,11 +10,11 @@ use std::thread::{JoinHandle, spawn};
 use peerbar_host::socket_file::descriptors;
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, memfd_create};
-use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::*;
 use crate::stop::Stop;
+use crate::test_message::message;
 use crate::wire::{HEADER_SIZE, flags};
 
 /// Longest wait of any test.
@@ -115,17 +115,6 @@ fn seen(from: Side, id: u16, payload: &[u8], descriptors: &[&str]) -> Seen {
         length: payload.len(),
         descriptors: descriptors.iter().map(|&name| name.to_owned()).collect(),
     }
-}
-
-fn message(id: u16, flags: u32, payload: &[u8]) -> Vec<u8> {
-    let header = Header {
-        id: U16::new(id),
-        command: U16::new(9),
-        size: U32::new(u32::try_from(HEADER_SIZE + payload.len()).unwrap()),
-        flags: U32::new(flags),
-        error: U32::new(0),
-    };
-    [header.as_bytes(), payload].concat()
 }
 
 fn memory(name: &str) -> OwnedFd {
