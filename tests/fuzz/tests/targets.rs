@@ -7,6 +7,7 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
 
 use peerbar_fuzz::{TARGETS, Target};
 use peerbar_rig::seed;
@@ -15,6 +16,8 @@ use peerbar_rig::seed;
 const LONGEST: usize = 4096;
 /// Maximum number of changes of one input.
 const CHANGES: usize = 8;
+/// Targets that count the descriptors of this process. They run while no other target does.
+const COUNTING: [&str; 2] = ["fabric_adapters", "switch_endpoints"];
 
 #[test]
 fn every_target_has_a_corpus_and_a_program() {
@@ -70,8 +73,20 @@ targets_hold! {
     vfio_user_framing
 }
 
-/// Runs a target with its corpus, then with changed inputs.
+/// Runs a target, alone if it counts descriptors.
 fn hold(name: &str) {
+    static RUNNING: RwLock<()> = RwLock::new(());
+    if COUNTING.contains(&name) {
+        let _alone = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+        run(name);
+    } else {
+        let _shared = RUNNING.read().unwrap_or_else(PoisonError::into_inner);
+        run(name);
+    }
+}
+
+/// Runs a target with its corpus, then with changed inputs.
+fn run(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let corpus = corpus(target);
     corpus.iter().for_each(|input| (target.run)(input));
