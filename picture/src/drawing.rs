@@ -11,6 +11,8 @@ const BAR_WIRE: i32 = 15;
 /// Minimum width of a box that shows the kind of a port, alone and with its address.
 const WIDE_PORT: i32 = 60;
 const WIDE_TAB: i32 = 120;
+/// Distance of the base line of small letters from their middle.
+const BELOW_MIDDLE: i32 = 4;
 /// Minimum height of a port above a switch at which its two lines are spaced like other text.
 const HIGH_PORT: i32 = 40;
 
@@ -83,13 +85,8 @@ fn drawn_row(layout: &Layout<'_>, number: usize, row: &Row<'_>) -> Markup {
                 }))
             }
         }
-        @for devices in row.devices.chunk_by(has_same_port) { (drawn_devices(layout, row.bar.bottom(), devices)) }
+        @for devices in row.devices.chunk_by(DevicePosition::has_port_of) { (drawn_devices(layout, row.bar.bottom(), devices)) }
     }
-}
-
-/// Returns `true` for devices in one line below one port, which has one box.
-fn has_same_port(one: &DevicePosition<'_>, next: &DevicePosition<'_>) -> bool {
-    one.area.top == next.area.top && one.port.is_some() && one.port == next.port
 }
 
 fn drawn_root_bus(layout: &Layout<'_>, row: &Row<'_>) -> Markup {
@@ -141,19 +138,21 @@ fn drawn_devices(layout: &Layout<'_>, bar: i32, devices: &[DevicePosition<'_>]) 
         }
         @for device in devices {
             (part(layout, device.function, &html! {
-                (upright(device.area.middle(), area.bottom(), device.area.top))
+                (wire_to_port(layout, device, area))
                 (node(&device.function.mark.classes("device"), device.area))
             }))
         }
     }
 }
 
-/// Returns the port directly above all of `devices`, and its box.
+/// Returns the port directly above all of `devices`, and its box, which is above their first line.
 fn port_of<'a>(
     layout: &Layout<'_>,
     devices: &[DevicePosition<'a>],
 ) -> Option<(&'a Function, Area)> {
-    let (first, last) = (devices.first()?, devices.last()?);
+    let first = devices.first()?;
+    let is_beside = |device: &&DevicePosition<'_>| device.area.top == first.area.top;
+    let last = devices.iter().rev().find(is_beside)?;
     let area = layout.port_area(first)?;
     let width = last.area.right() - area.left;
     Some((first.port?, Area { width, ..area }))
@@ -170,6 +169,17 @@ fn wire_to_bar(device: &DevicePosition<'_>, area: Area, bar: i32) -> Markup {
     }
 }
 
+/// Returns the wire from a port's box down to a device. It passes by the devices above the device.
+fn wire_to_port(layout: &Layout<'_>, device: &DevicePosition<'_>, port: Area) -> Markup {
+    let (middle, top) = (device.area.middle(), device.area.top);
+    if top == port.bottom() + layout.shape.wire {
+        return upright(middle, port.bottom(), top);
+    }
+    let (start, height) = (port.right(), port.top + port.height / 2);
+    let passage = start + layout.shape.gap / 2;
+    html! { path.wire d=(format!("M{start} {height}H{passage}V{}H{middle}V{top}", top - 6)) {} }
+}
+
 /// Returns the words in the boxes of rows and devices, which are above all lines.
 pub fn words(layout: &Layout<'_>) -> Markup {
     html! {
@@ -177,7 +187,7 @@ pub fn words(layout: &Layout<'_>) -> Markup {
             @if let Some((_, port)) = row.switch { (words_of_port(row, port)) }
             @let sign = row.switch.map_or("", |(switch, _)| switch.mark.sign());
             (text("part", row.bar.left + 12, row.bar.top + 20, "start", &format!("{}{sign}", row.title())))
-            @for devices in row.devices.chunk_by(has_same_port) {
+            @for devices in row.devices.chunk_by(DevicePosition::has_port_of) {
                 (words_of_tab(layout, devices))
                 @for device in devices { (words_of_device(device, &layout.shape)) }
             }
@@ -206,7 +216,7 @@ fn words_of_tab(layout: &Layout<'_>, devices: &[DevicePosition<'_>]) -> Markup {
     html! {
         @if let Some((port, area)) = port_of(layout, devices) {
             @let words = if layout.shape.device > WIDE_TAB { format!("root port {}", marked(port)) } else { marked(port) };
-            (text("note", area.middle(), area.top + area.height * 2 / 3, "middle", &words))
+            (text("note", area.middle(), area.top + area.height / 2 + BELOW_MIDDLE, "middle", &words))
         }
     }
 }

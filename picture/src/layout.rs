@@ -235,7 +235,8 @@ impl Row<'_> {
             width: if is_switch { shape.port } else { 0 },
             height,
         };
-        let count = i32::try_from(self.devices.len().clamp(1, columns)).unwrap_or(1);
+        let longest = lines(&self.devices, columns).into_iter().max().unwrap_or(1);
+        let count = i32::try_from(longest.clamp(1, columns)).unwrap_or(1);
         self.bar = Area {
             left: left + port,
             top,
@@ -248,27 +249,86 @@ impl Row<'_> {
     /// Gives the devices their positions below the bar. Returns their end.
     fn arrange_devices(&mut self, shape: &Shape, columns: usize) -> i32 {
         let has_ports = self.devices.iter().any(|device| device.port.is_some());
-        let port = if has_ports { shape.port_height } else { 0 };
+        let left = self.bar.left + PADDING;
         let mut end = self.bar.bottom();
-        let mut line_top = end + shape.wire + if has_ports { port + shape.wire } else { 0 };
-        for (number, line) in self.devices.chunks_mut(columns).enumerate() {
-            let mut x = self.bar.left + PADDING;
-            let has_loops = line.iter().any(|device| device.function.has_loop);
-            for device in line {
-                device.area = Area {
-                    left: x,
-                    top: line_top,
-                    width: shape.device,
-                    height: shape.device_height,
-                };
-                device.passage = (number > 0).then_some(x - shape.gap / 2);
-                x += shape.device + shape.gap;
+        let mut gap = if has_ports { 2 } else { 1 } * shape.wire;
+        // A port above several devices hides the columns between them.
+        let mut has_wide_ports = false;
+        let mut port_above = None;
+        for line in lines_mut(&mut self.devices, columns) {
+            let port = line.first().and_then(|device| device.port);
+            let has_port_above = port.is_some() && port == port_above;
+            if has_ports && !has_port_above {
+                gap += shape.port_height;
             }
-            end = line_top + shape.device_height + if has_loops { LOOP } else { 0 };
-            line_top = end + shape.line_gap + port;
+            let top = end + gap;
+            arrange_line(line, shape, (left, top));
+            if end > self.bar.bottom() {
+                let column = |device: &DevicePosition<'_>| match has_wide_ports {
+                    true => left,
+                    false => device.area.left,
+                };
+                line.iter_mut()
+                    .for_each(|device| device.passage = Some(column(device) - shape.gap / 2));
+            }
+            let mut neighbours = line.windows(2);
+            has_wide_ports |=
+                neighbours.any(|pair| matches!(pair, [one, next] if one.has_port_of(next)));
+            port_above = line.last().and_then(|device| device.port);
+            let has_loops = line.iter().any(|device| device.function.has_loop);
+            end = top + shape.device_height + if has_loops { LOOP } else { 0 };
+            gap = shape.line_gap;
         }
         end
     }
+}
+
+/// Gives the devices of a line their positions from `left` and `top` on.
+fn arrange_line(line: &mut [DevicePosition<'_>], shape: &Shape, (mut left, top): (i32, i32)) {
+    for device in line {
+        device.area = Area {
+            left,
+            top,
+            width: shape.device,
+            height: shape.device_height,
+        };
+        left += shape.device + shape.gap;
+    }
+}
+
+impl DevicePosition<'_> {
+    /// Returns `true` if both are below one port, which is drawn.
+    pub(crate) fn has_port_of(&self, other: &Self) -> bool {
+        self.port.is_some() && self.port == other.port
+    }
+}
+
+/// Returns the number of devices in each line of a row. Devices below one port that do not fit into
+/// the rest of a line begin a new one. More than `columns` of them are a line, which is wrapped.
+fn lines(devices: &[DevicePosition<'_>], columns: usize) -> Vec<usize> {
+    let mut lines: Vec<usize> = Vec::new();
+    for below_port in devices.chunk_by(DevicePosition::has_port_of) {
+        let more = below_port.len();
+        match lines.last_mut().filter(|line| **line + more <= columns) {
+            Some(line) => *line += more,
+            None => lines.push(more),
+        }
+    }
+    lines
+}
+
+/// Returns the devices of each line of a row, at most `columns`.
+fn lines_mut<'r, 'a>(
+    mut devices: &'r mut [DevicePosition<'a>],
+    columns: usize,
+) -> Vec<&'r mut [DevicePosition<'a>]> {
+    let mut all = Vec::new();
+    for line in lines(devices, columns) {
+        let (first, rest) = devices.split_at_mut(line.min(devices.len()));
+        all.extend(first.chunks_mut(columns));
+        devices = rest;
+    }
+    all
 }
 
 impl<'a> Layout<'a> {
@@ -574,6 +634,50 @@ mod tests {
             panic!("{layout:#?}")
         };
         assert!(first.area.bottom() < second.area.top);
+    }
+
+    #[test]
+    fn port_of_many_functions_is_drawn_once_above_them() {
+        let mut functions = Vec::new();
+        for (port, count) in [(1, 3), (2, 1), (3, 5), (4, 1)] {
+            let address = format!("0000:00:0{port}.0");
+            functions.push(bridge(&address, "pci0000:00", Port::Root));
+            functions.extend((0..count).map(|number| {
+                let at = format!("0000:0{port}:00.{number}");
+                device(&format!("nic{port}{number}"), &at, &address)
+            }));
+        }
+        let shape = |columns| Shape {
+            is_detailed: true,
+            columns,
+            ..SHAPE
+        };
+        let expected = [
+            (4, vec![4, 4, 1, 1]),
+            (2, vec![2, 1, 1, 2, 2, 1, 1]),
+            (1, vec![1; 10]),
+        ];
+        for (columns, expected) in expected {
+            let layout = Layout::of(&functions, shape(columns), &Lanes::new()).unwrap();
+            let [row] = layout.rows.as_slice() else {
+                panic!("{layout:#?}")
+            };
+            let lines = row
+                .devices
+                .chunk_by(|one, next| one.area.top == next.area.top);
+            let lines: Vec<usize> = lines.map(<[_]>::len).collect();
+            assert_eq!(lines, expected);
+            for device in &row.devices {
+                assert!(device.area.right() < row.bar.right(), "{device:?}");
+            }
+            let drawn = crate::machine(&layout).into_string();
+            for function in &functions {
+                let at = format!("data-at=\"{}\"", function.address);
+                assert_eq!(drawn.matches(&at).count(), 1, "{at}: {drawn}");
+            }
+            let words = crate::words(&layout).into_string();
+            assert_eq!(words.matches("00:03.0").count(), 1, "{words}");
+        }
     }
 
     #[test]
