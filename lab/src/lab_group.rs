@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,20 @@ pub fn guests_of(run: &Path) -> anyhow::Result<Vec<String>> {
     }
     let text = run_file::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_slice(&text).with_context(|| format!("{} is not a list", path.display()))
+}
+
+/// Returns the folder of the run of several guests to which the guest in `folder` belongs, or
+/// `None` if `folder` is not a guest's.
+///
+/// # Errors
+/// A list of guests that cannot be read.
+pub fn group_of(folder: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let folder = fs::canonicalize(folder).unwrap_or_default();
+    let (Some(group), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Ok(None);
+    };
+    let is_guest = guests_of(group)?.iter().any(|guest| **guest == *name);
+    Ok(is_guest.then(|| group.to_owned()))
 }
 
 /// Guests that run. If they are dropped without [`LabGroup::conclude`], they are ended immediately
@@ -446,8 +460,15 @@ mod tests {
         assert!(guests_of(run.path()).unwrap().is_empty());
         fs::write(run.path().join(GUESTS), r#"["left", "right"]"#).unwrap();
         assert_eq!(guests_of(run.path()).unwrap(), ["left", "right"]);
+        let left = run.path().join("left");
+        fs::create_dir(&left).unwrap();
+        let group = run.path().canonicalize().unwrap();
+        assert_eq!(group_of(&left).unwrap(), Some(group));
+        for other in [run.path().to_owned(), run.path().join("right")] {
+            assert_eq!(group_of(&other).unwrap(), None);
+        }
         fs::write(run.path().join(GUESTS), "{}").unwrap();
-        assert!(guests_of(run.path()).is_err());
+        assert!(guests_of(run.path()).is_err() && group_of(&left).is_err());
     }
 
     #[test]

@@ -129,7 +129,7 @@ pub mod verdict;
 
 pub use lab::{CommandOutput, FinishedLab, Lab, PreparedLab, ProgramOutput};
 pub use lab_error::LabError;
-pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
+pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, group_of, guests_of};
 pub use lab_options::LabOptions;
 // The parameters and results of a lab's methods, so that a test needs no other crate of this
 // project.

@@ -31,6 +31,7 @@ use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::{columns, print};
+use peerbar_lab::verdict::RunVerdict;
 use peerbar_results::{Explained, Refusal};
 
 /// Message for a machine without pairs.
@@ -45,11 +46,15 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
             options,
         )?;
     } else {
-        for (guest, folder) in asked_runs(options)? {
+        for (number, (guest, folder)) in asked_runs(options)?.into_iter().enumerate() {
+            let case = Case::of_run(Recorded::read(&folder)?)?;
+            if number == 0 && !options.json {
+                print(&unless_passed(&case))?;
+            }
             if let Some(guest) = guest {
                 print(&format!("== guest {guest}\n"))?;
             }
-            disagrees |= explain_run(&folder, options)?;
+            disagrees |= explain_run(&case, &folder, options)?;
         }
     }
     Ok(match disagrees {
@@ -67,10 +72,17 @@ fn asked_runs(options: &cli::Explain) -> Result<Vec<(Option<String>, PathBuf)>, 
     }
 }
 
+/// Returns the verdict on a run that did not pass, and nothing for another: its checks may have
+/// passed although it failed.
+fn unless_passed(case: &Case) -> String {
+    let failed = case.verdict.as_ref();
+    let failed = failed.filter(|verdict| verdict.outcome != RunOutcome::Passed);
+    failed.map_or_else(String::new, |verdict| format!("the run: {verdict}\n\n"))
+}
+
 /// Explains the run in `folder`. Returns `true` if its kernel did not follow the rule.
-fn explain_run(folder: &Path, options: &cli::Explain) -> Result<bool, Failure> {
-    let case = Case::of_run(Recorded::read(folder)?)?;
-    let disagrees = explain_case(&case, options)?;
+fn explain_run(case: &Case, folder: &Path, options: &cli::Explain) -> Result<bool, Failure> {
+    let disagrees = explain_case(case, options)?;
     if !options.json {
         let injected = injected::of_run(folder, &case.scenario);
         if !injected.is_empty() {
@@ -91,7 +103,8 @@ fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
     let twin = case.scenario.twin.as_ref();
     let text = match twin.filter(|_| options.provider.is_none() && !options.json) {
         Some(twin) if occasion.is_empty() => twin::table(twin, &explanations, width()),
-        _ => shown(&occasion, &explanations, options.json)?,
+        _ if options.json => as_json(case.verdict.as_ref(), &explanations)?,
+        _ => shown(&occasion, &explanations),
     };
     print(&text)?;
     Ok(explanations.iter().any(Explanation::disagrees))
@@ -203,13 +216,14 @@ fn width() -> usize {
     columns().map_or(usize::MAX, usize::from)
 }
 
-fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow::Result<String> {
-    if as_json {
-        let text = serde_json::to_string_pretty(&json!({ "pairs": explanations }));
-        return Ok(text.context("cannot write JSON")? + "\n");
-    }
+fn as_json(verdict: Option<&RunVerdict>, explanations: &[Explanation]) -> anyhow::Result<String> {
+    let text = serde_json::to_string_pretty(&json!({ "verdict": verdict, "pairs": explanations }));
+    Ok(text.context("cannot write JSON")? + "\n")
+}
+
+fn shown(occasion: &str, explanations: &[Explanation]) -> String {
     if explanations.is_empty() {
-        return Ok(NOTHING.to_owned());
+        return NOTHING.to_owned();
     }
     let texts = explanations.iter();
     let mut texts: Vec<String> = texts
@@ -218,7 +232,7 @@ fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow:
     if !occasion.is_empty() {
         texts.insert(0, format!("{occasion}\n"));
     }
-    Ok(texts.join("\n"))
+    texts.join("\n")
 }
 
 #[cfg(test)]
@@ -227,8 +241,6 @@ mod tests {
 
     use super::observed_guest::tests::root_ports;
     use super::*;
-    use peerbar_lab::exit::RunOutcome;
-    use peerbar_lab::verdict::RunVerdict;
 
     const NO_MEMORY: &str = r#"
 name = "bare"
@@ -246,7 +258,7 @@ device = "disk0"
         let case = Case::of_scenario(scenario).unwrap();
         let pairs = pairs::all(&case.scenario);
         let explanations = explained(&case, &pairs).unwrap();
-        assert_eq!(shown("", &explanations, false).unwrap(), NOTHING);
+        assert_eq!(shown("", &explanations), NOTHING);
     }
 
     #[test]

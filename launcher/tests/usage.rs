@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn peerbar(arguments: &[&str]) -> io::Result<Output> {
@@ -93,30 +94,104 @@ fn report_needs_a_verdict_and_says_when_its_run_was() {
     assert_eq!(shown, expected, "{}", stderr(&output));
 }
 
+/// Writes a run of a disk in `folder` without its file `verdict`.
+fn write_run(folder: &Path, scenario: &str, verdict: &str) -> io::Result<()> {
+    let versions = r#""versions": {"peerbar": "0.1.0", "qemu": "11.1.3", "kernel": "7.3.4", "packages": null}"#;
+    let started = r#"{"command": [], "process": 1, "scenario": "x.toml", "#;
+    let results = r#"{"format": 1, "scenario": "x", "seconds": 1.0, "not_run": [], "checks": [], "#;
+    let times = r#""started": "2026-11-21T03:28:38Z""#;
+    for (name, text) in [
+        ("started.json", format!("{started}{versions}}}")),
+        (
+            "results.json",
+            format!("{results}{verdict}, {times}, {versions}}}"),
+        ),
+        ("scenario.toml", scenario.to_owned()),
+        ("evidence.json", "[]".to_owned()),
+    ] {
+        fs::write(folder.join(name), text)?;
+    }
+    Ok(())
+}
+
+const DISK: &str = "[[nvme]]\nname = \"d\"\nnamespaces = [{ ram = \"1M\" }]\n";
+const PASSED: &str =
+    r#""exit_code": 0, "verdict": {"outcome": "passed", "reason": "nothing failed"}"#;
+const UNENDED: &str =
+    "/verdict: only a run that is over, by a peerbar of this version, can be explained";
+
 #[test]
 fn run_without_a_verdict_is_not_explained() {
     let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    let versions = r#""versions": {"peerbar": "0.1.0", "qemu": "11.1.3", "kernel": "7.3.4", "packages": null}"#;
-    let started = r#"{"command": [], "process": 1, "scenario": "x.toml", "#;
-    write("started.json", &format!("{started}{versions}}}"));
-    let results = r#"{"format": 1, "scenario": "x", "exit_code": 0, "seconds": 1.0, "checks": [], "not_run": [],
-        "verdict": {"outcome": "passed", "reason": "nothing failed"}, "started": "2026-11-21T03:28:38Z", "#;
-    write("results.json", &format!("{results}{versions}}}"));
-    write(
-        "scenario.toml",
-        "name = \"x\"\n[[nvme]]\nname = \"d\"\nnamespaces = [{ ram = \"1M\" }]\n",
-    );
-    write("evidence.json", "[]");
+    write_run(folder.path(), &format!("name = \"x\"\n{DISK}"), PASSED).unwrap();
     let explain = || peerbar(&["explain", "--run", folder.path().to_str().unwrap()]).unwrap();
     let refused = explain();
     assert_eq!(refused.status.code(), Some(2));
-    let reason =
-        "/verdict: only a run that is over, by a peerbar of this version, can be explained";
-    assert!(stderr(&refused).contains(reason), "{}", stderr(&refused));
-    write("verdict", "passed: nothing failed\n");
+    assert!(stderr(&refused).contains(UNENDED), "{}", stderr(&refused));
+    fs::write(folder.path().join("verdict"), "passed: nothing failed\n").unwrap();
     let explained = explain();
     assert_eq!(explained.status.code(), Some(0), "{}", stderr(&explained));
+}
+
+#[test]
+fn failed_run_of_guests_that_passed_never_looks_passed() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    let left = run.join("left");
+    fs::create_dir(&left).unwrap();
+    write_run(&left, &format!("name = \"x\"\n{DISK}"), PASSED).unwrap();
+    fs::write(left.join("verdict"), "passed: nothing failed\n").unwrap();
+    fs::write(run.join("guests.json"), r#"["left"]"#).unwrap();
+    let group = format!(
+        "name = \"x\"\n[[guest]]\nname = \"left\"\n{}",
+        DISK.replace("namespaces", "guest = \"left\"\nnamespaces")
+    );
+    let reason = "server fabric ended";
+    let verdict =
+        format!(r#""exit_code": 1, "verdict": {{"outcome": "failed", "reason": "{reason}"}}"#);
+    write_run(run, &group, &verdict).unwrap();
+    let said = |words: &[&str]| {
+        let output = peerbar(words).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), text, stderr(&output))
+    };
+    let out = tempfile::tempdir().unwrap();
+    let [run_path, left, out] = [run, &left, out.path()].map(|path| path.to_str().unwrap());
+    for words in [
+        &["explain", "--run", run_path][..],
+        &["explain", "--run", left],
+        &["explain", "--run", run_path, "--guest", "left"],
+        &["report", run_path],
+    ] {
+        let (code, _, message) = said(words);
+        assert_eq!(code, Some(2), "{words:?}: {message}");
+        assert!(message.contains("verdict"), "{words:?}: {message}");
+    }
+    fs::write(run.join("verdict"), format!("failed: {reason}\n")).unwrap();
+    for words in [
+        &["explain", "--run", run_path][..],
+        &["explain", "--run", left],
+        &["explain", "--run", run_path, "--guest", "left", "--json"],
+        &["report", run_path],
+        &["report", run_path, "--as", "junit"],
+        &["report", run_path, "--as", "html"],
+        &["report", run_path, "--as", "json"],
+        &["report", "--merge", run_path, "--output", out],
+    ] {
+        let (code, text, message) = said(words);
+        let wanted = i32::from(words[0] == "report");
+        assert_eq!(code, Some(wanted), "{words:?}: {message}");
+        assert!(text.contains(reason), "{words:?}: {text}");
+    }
+    for words in [
+        &["report", left][..],
+        &["report", "--merge", left, "--output", out],
+    ] {
+        let (code, _, message) = said(words);
+        assert_eq!(code, Some(2), "{words:?}: {message}");
+        let wanted = "only the results of one guest are there, without the verdict on the run";
+        assert!(message.contains(wanted), "{words:?}: {message}");
+    }
 }
 
 #[test]

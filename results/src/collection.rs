@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail, ensure};
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::finished_run::VERDICT;
+use peerbar_lab::group_of;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults, SubtestResult};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
@@ -102,8 +103,16 @@ impl ReportedRun {
     ///
     /// # Errors
     /// It has no results, or results of another format, or contradictory ones: a guest has changed
-    /// them so that one part says that the run passed and another that it did not.
+    /// them so that one part says that the run passed and another that it did not. It is the folder
+    /// of one guest of several, whose results do not have the verdict on the run.
     fn read(folder: &Path) -> anyhow::Result<Self> {
+        if let Some(group) = group_of(folder)? {
+            bail!(
+                "{}: only the results of one guest are there, without the verdict on the run: name the folder {}",
+                folder.display(),
+                group.display()
+            );
+        }
         let results: RunResults = json(&folder.join(RESULTS))?;
         if results.format != FORMAT {
             let folder = folder.display();

@@ -10,6 +10,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::pci_tree::{pci_tree, platform};
 use peerbar_lab::results::CheckResult;
 use peerbar_lab::scenario::{DeviceSpec, Machine, Scenario};
+use peerbar_lab::verdict::RunVerdict;
 
 /// A machine with its pairs of provider and client.
 pub(crate) struct Case {
@@ -19,6 +20,8 @@ pub(crate) struct Case {
     pub tree: PciTree,
     /// Its platform. The IOMMU may translate for some clients only.
     platform: Platform,
+    /// The verdict on the run, if there was one.
+    pub verdict: Option<RunVerdict>,
     /// The guest that was run.
     pub guest: Option<ObservedGuest>,
     /// The results of its checks.
@@ -34,6 +37,7 @@ impl Case {
             tree: pci_tree(&scenario),
             platform: expected(&scenario.machine, Release::NEWEST)?,
             scenario,
+            verdict: None,
             guest: None,
             results: Vec::new(),
             across: Vec::new(),
@@ -49,7 +53,7 @@ impl Case {
             evidence,
             results,
             across,
-            verdict: _,
+            verdict,
         } = run;
         let kernel = Release::parse(&release).ok_or_else(|| {
             Failure::Usage(anyhow!(
@@ -71,6 +75,7 @@ impl Case {
             scenario,
             tree,
             platform,
+            verdict: Some(verdict),
             guest,
             results,
             across,

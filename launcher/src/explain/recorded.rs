@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::{EVIDENCE, SCENARIO, VERDICT};
-use peerbar_lab::guests_of;
+use peerbar_lab::group_of;
 use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
 use peerbar_lab::run_file;
 use peerbar_lab::scenario::{GuestGroup, Scenario};
@@ -17,7 +17,7 @@ use peerbar_lab::verdict::RunVerdict;
 
 /// A run that has ended.
 pub(crate) struct Recorded {
-    /// Its verdict, with the reason.
+    /// The verdict, with the reason: that of the whole run if this is one guest of several.
     pub verdict: RunVerdict,
     /// Its scenario.
     pub scenario: Scenario,
@@ -27,7 +27,7 @@ pub(crate) struct Recorded {
     pub evidence: Vec<Evidence>,
     /// The results of its checks, in order.
     pub results: Vec<CheckResult>,
-    /// Those of the checks across guests, if it is one of several and their run is over.
+    /// Those of the checks across guests, if it is one of several.
     pub across: Vec<CheckResult>,
 }
 
@@ -39,6 +39,9 @@ impl Recorded {
     pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
         let run = Self::read_before_verdict(folder)?;
         text(folder, VERDICT)?;
+        if let Some(group) = group_of(folder).map_err(Failure::Usage)? {
+            text(&group, VERDICT)?;
+        }
         Ok(run)
     }
 
@@ -66,34 +69,48 @@ impl Recorded {
         let names: Vec<String> = results.checks.iter().map(|row| row.name.clone()).collect();
         // A lab has run checks that its scenario does not have, so there is nothing to select.
         let _ = scenario.select_checks(&names);
+        let group = GroupResults::of_guest(folder, &path)?;
+        let (across, verdict) = match group {
+            Some(group) => (group.across, group.verdict),
+            None => (Vec::new(), results.verdict),
+        };
         Ok(Self {
-            verdict: results.verdict,
+            verdict,
             scenario,
             release: started.versions.kernel,
             evidence: json(folder, EVIDENCE)?,
             results: results.checks,
-            across: across(folder, &path)?,
+            across,
         })
     }
 }
 
-/// Returns the results of the checks across guests of the run to which the guest in `folder`
-/// belongs, if that run has several guests and results. `scenario` is the file of the run, whose
-/// folder has its images and modules.
-fn across(folder: &Path, scenario: &Path) -> Result<Vec<CheckResult>, Failure> {
-    let (Some(group), Some(name)) = (folder.parent(), folder.file_name()) else {
-        return Ok(Vec::new());
-    };
-    let guests = guests_of(group).map_err(Failure::Usage)?;
-    if !guests.iter().any(|guest| **guest == *name) || !group.join(RESULTS).exists() {
-        return Ok(Vec::new());
+/// The results of a run of several guests.
+struct GroupResults {
+    verdict: RunVerdict,
+    /// Those of the checks across guests.
+    across: Vec<CheckResult>,
+}
+
+impl GroupResults {
+    /// Reads the results of the run to which the guest in `folder` belongs, if that run has several
+    /// guests and results. `scenario` is the file of the run, whose folder has its images and
+    /// modules.
+    fn of_guest(folder: &Path, scenario: &Path) -> Result<Option<Self>, Failure> {
+        let group = group_of(folder).map_err(Failure::Usage)?;
+        let Some(group) = group.filter(|group| group.join(RESULTS).exists()) else {
+            return Ok(None);
+        };
+        let scenario = GuestGroup::parse_interactive(scenario, text(&group, SCENARIO)?)?;
+        let checks = scenario.map(|group| group.checks).unwrap_or_default();
+        let results: RunResults = json(&group, RESULTS)?;
+        let mut across = results.checks;
+        across.retain(|result| checks.iter().any(|check| check.name == result.name));
+        Ok(Some(Self {
+            verdict: results.verdict,
+            across,
+        }))
     }
-    let scenario = GuestGroup::parse_interactive(scenario, text(group, SCENARIO)?)?;
-    let checks = scenario.map(|group| group.checks).unwrap_or_default();
-    let results: RunResults = json(group, RESULTS)?;
-    let mut results = results.checks;
-    results.retain(|result| checks.iter().any(|check| check.name == result.name));
-    Ok(results)
 }
 
 fn text(folder: &Path, name: &str) -> Result<String, Failure> {
@@ -147,7 +164,7 @@ sizes = ["4K"]
 "#;
 
     #[test]
-    fn checks_across_guests_are_found_beside_images_of_the_scenario() {
+    fn results_of_the_group_are_found_beside_its_images() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("data.img"), [0; 1 << 20]).unwrap();
         let run = folder.path().join("run");
@@ -158,14 +175,15 @@ sizes = ["4K"]
             name: name.to_owned(),
             ..CheckResult::default()
         };
+        let verdict = RunVerdict {
+            outcome: RunOutcome::Failed,
+            reason: "server fabric ended".to_owned(),
+        };
         let results = RunResults {
             format: 1,
             scenario: "x".to_owned(),
-            verdict: RunVerdict {
-                outcome: RunOutcome::Passed,
-                reason: String::new(),
-            },
-            exit_code: 0,
+            verdict: verdict.clone(),
+            exit_code: 1,
             started: std::time::UNIX_EPOCH.into(),
             seconds: 1.0,
             series: None,
@@ -175,8 +193,14 @@ sizes = ["4K"]
         };
         let results = serde_json::to_vec(&results).unwrap();
         fs::write(run.join(RESULTS), results).unwrap();
-        let found = across(&run.join("left"), &folder.path().join("x.toml")).unwrap();
-        assert_eq!(found, [named("over the wire")]);
-        assert!(across(&run, Path::new("x.toml")).unwrap().is_empty());
+        let scenario = folder.path().join("x.toml");
+        let found = GroupResults::of_guest(&run.join("left"), &scenario).unwrap();
+        assert!(found.is_none());
+        fs::create_dir(run.join("left")).unwrap();
+        let found = GroupResults::of_guest(&run.join("left"), &scenario).unwrap();
+        let found = found.unwrap();
+        assert_eq!(found.across, [named("over the wire")]);
+        assert_eq!(found.verdict, verdict);
+        assert!(GroupResults::of_guest(&run, &scenario).unwrap().is_none());
     }
 }
