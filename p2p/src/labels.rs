@@ -86,24 +86,28 @@ pub struct NoSuchDevice {
 }
 
 impl Machine {
-    /// Finds a device by its address, its label or one of the kernel's names.
+    /// Finds a device by its address, its label or one of the kernel's names. `GPU0` and `NIC0`, the
+    /// addresses of a source without addresses, may be in lower case.
     ///
     /// # Errors
     ///
     /// The machine has no such device.
     pub fn find(&self, word: &str) -> Result<Address, NoSuchDevice> {
         let labels = Labels::of(self);
-        let by_address = word
-            .parse()
-            .ok()
-            .filter(|address| self.function(*address).is_some());
+        let by_address = |word: &str| {
+            let address = word.parse().ok();
+            address.filter(|address| self.function(*address).is_some())
+        };
         let by_name = || {
             let named = self.functions.iter().find(|(address, function)| {
                 labels.label(**address) == word || function.names.iter().any(|name| name == word)
             });
             named.map(|(address, _)| *address)
         };
-        by_address.or_else(by_name).ok_or_else(|| {
+        let found = by_address(word)
+            .or_else(by_name)
+            .or_else(|| by_address(&word.to_uppercase()));
+        found.ok_or_else(|| {
             let of_interest = self
                 .functions
                 .iter()

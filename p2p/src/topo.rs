@@ -363,7 +363,21 @@ NIC Legend:
             (node("mlx5_0"), node("mlx5_3"), node("NIC4")),
             (Some(0), Some(1), Some(0))
         );
-        assert_eq!(machine.find("NIC1"), machine.find("mlx5_3"));
+        for names in [
+            ["NIC1", "nic1", "mlx5_3"],
+            ["GPU1", "gpu1", "GPU1"],
+            ["NIC4", "nic4", "NIC4"],
+        ] {
+            let [first, others @ ..] = names.map(|name| machine.find(name).unwrap());
+            assert_eq!(others, [first; 2]);
+        }
+        let shown = crate::text::matrix(&machine, &machine.matrix(false), crate::text::WIDTH);
+        for line in [
+            "\n  mlx5_3  NIC1  NUMA node 1\n",
+            "\n  NIC4    NIC4  NUMA node 0\n",
+        ] {
+            assert!(shown.contains(line), "{shown}");
+        }
         let saved = serde_json::to_string(&machine).unwrap();
         assert_eq!(Machine::read(&saved).unwrap(), machine);
     }
