@@ -39,7 +39,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "pair")]
     pub html: Option<PathBuf>,
     /// Include every function in the matrix, not only disks, GPUs, accelerators, network adapters,
-    /// and functions with a large BAR.
+    /// and functions with a large BAR; and DMA to the doorbells of network adapters.
     #[arg(long)]
     pub all: bool,
     /// Print JSON.
@@ -169,10 +169,10 @@ fn find(machine: &Machine, client: &str, provider: &str) -> Result<(Address, Add
         bail!("`{client}` and `{provider}` are the same device: name two");
     }
     let [of_client, of_provider] = [pair.0, pair.1].map(|end| machine.function(end));
-    let is_provider = |function: Option<&Function>| function.is_some_and(Function::is_provider);
+    let is_target = |function: Option<&Function>| function.is_some_and(Function::is_target);
     // A source that shows no BAR does not tell.
-    if of_provider.is_some_and(|function| !function.bars.is_empty()) && !is_provider(of_provider) {
-        let swap = if is_provider(of_client) {
+    if of_provider.is_some_and(|function| !function.bars.is_empty()) && !is_target(of_provider) {
+        let swap = if is_target(of_client) {
             format!("; did you mean `{provider} {client}`?")
         } else {
             String::new()
@@ -185,10 +185,10 @@ fn find(machine: &Machine, client: &str, provider: &str) -> Result<(Address, Add
 }
 
 /// Returns the verdicts on DMA of the first device to memory of the second, and on the reverse if
-/// the first has memory for peers.
+/// the first has memory or doorbells for peers.
 fn both_directions(machine: &Machine, (client, provider): (Address, Address)) -> Vec<Pair> {
     let mut pairs = vec![machine.pair(client, provider)];
-    if machine.function(client).is_some_and(Function::is_provider) {
+    if machine.function(client).is_some_and(Function::is_target) {
         pairs.push(machine.pair(provider, client));
     }
     pairs

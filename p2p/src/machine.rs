@@ -364,12 +364,19 @@ impl Function {
     }
 
     /// Returns `true` if it offers memory to peers: it publishes p2pmem, has a BAR for that, or is
-    /// a GPU whose BARs are unknown.
+    /// a GPU whose BARs are unknown. A network adapter has doorbells in such a BAR, not memory.
     pub fn is_provider(&self) -> bool {
-        let is_gpu = matches!(self.kind(), Kind::Gpu | Kind::Accelerator);
+        let kind = self.kind();
+        let is_gpu = matches!(kind, Kind::Gpu | Kind::Accelerator);
         self.p2pmem == Some(true)
-            || self.provider_bar().is_some()
+            || self.provider_bar().is_some() && kind != Kind::Nic
             || is_gpu && self.bars.iter().all(|bar| bar.size.is_none())
+    }
+
+    /// Returns `true` if it is a provider, or a network adapter whose doorbells are in a BAR like a
+    /// provider's. Peers may write to these, as a GPU does that posts work requests itself.
+    pub fn is_target(&self) -> bool {
+        self.is_provider() || self.provider_bar().is_some()
     }
 
     /// Returns `true` if a matrix lists it: every device of interest, or every function except

@@ -45,7 +45,7 @@ pub struct Device {
     pub address: Address,
     /// Vendor and device in words.
     pub description: String,
-    /// It has memory for peers.
+    /// It has memory for peers, or doorbells in a large BAR if the matrix has every function.
     pub is_provider: bool,
     /// The size of that memory in bytes, if it is known.
     pub memory: Option<u64>,
@@ -92,7 +92,7 @@ const EXAMPLES: usize = 2;
 
 impl Machine {
     /// Returns the verdicts on all pairs of devices of interest, or of all functions except bridges
-    /// if `all` is set.
+    /// if `all` is set. Network adapters with doorbells in a large BAR are then providers, too.
     pub fn matrix(&self, all: bool) -> Matrix {
         self.matrix_of(self.listed(all), |(client, provider)| {
             self.cell(client, provider)
@@ -156,14 +156,18 @@ impl Machine {
     /// Returns the devices of a matrix.
     fn listed(&self, all: bool) -> Vec<Device> {
         let labels = Labels::of(self);
-        let device = |(address, function): (&Address, &Function)| Device {
-            label: labels.label(*address).to_owned(),
-            address: *address,
-            description: function.description.clone(),
-            is_provider: function.is_provider(),
-            memory: function.provider_bar().and_then(|bar| bar.size),
-            numa_node: function.numa_node,
-            driver: function.driver.clone(),
+        let device = |(address, function): (&Address, &Function)| {
+            let is_provider = function.is_provider() || all && function.is_target();
+            let bar = function.provider_bar().filter(|_| is_provider);
+            Device {
+                label: labels.label(*address).to_owned(),
+                address: *address,
+                description: function.description.clone(),
+                is_provider,
+                memory: bar.and_then(|bar| bar.size),
+                numa_node: function.numa_node,
+                driver: function.driver.clone(),
+            }
         };
         let listed = self
             .functions
@@ -309,6 +313,29 @@ mod tests {
             (&"6.8.0".into(), &false.into())
         );
         assert_eq!(matrix["iommu"], "pass-through");
+    }
+
+    #[test]
+    fn doorbells_of_an_adapter_are_no_memory() {
+        const DOORBELLS: &str =
+            "[15b3:1017]\n\tRegion 0: Memory at 3bffe000000 (64-bit, prefetchable) [size=32M]";
+        let text = two_sockets(REDIRECTS).replace("[15b3:1017]", DOORBELLS);
+        let mut machine = machine(&text);
+        let adapter = at("86:00.0");
+        let rows = |machine: &Machine, all| {
+            let matrix = machine.matrix(all);
+            let mut devices = matrix.devices.into_iter();
+            let device = devices.find(|device| device.address == adapter).unwrap();
+            let is_row = matrix.pairs.iter().any(|cell| cell.provider == adapter);
+            assert_eq!(device.is_provider, is_row);
+            (is_row, device.memory)
+        };
+        assert_eq!(rows(&machine, false), (false, None));
+        assert_eq!(rows(&machine, true), (true, Some(32 << 20)));
+        let doorbells = machine.function(adapter).unwrap();
+        assert!(doorbells.is_target() && !doorbells.is_provider());
+        machine.functions.get_mut(&adapter).unwrap().p2pmem = Some(true);
+        assert_eq!(rows(&machine, false), (true, Some(32 << 20)));
     }
 
     #[test]

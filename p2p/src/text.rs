@@ -14,7 +14,8 @@ use crate::warnings;
 
 /// Why there may be no pair.
 pub(crate) const NO_PAIR: &str = "\
-No pair: it needs a device with a prefetchable 64-bit BAR of 16 MiB or more, and another device.
+No pair: it needs a device with memory for peers, and another device. Memory is a prefetchable \
+64-bit BAR of 16 MiB or more of any device except a network adapter.
 ";
 /// The words of the kernel's table.
 const KERNEL_LEGEND: [&str; 2] = [

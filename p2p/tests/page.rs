@@ -134,7 +134,7 @@ fn large_server_is_readable_on_a_laptop_and_on_a_phone() {
     for width in [400, 1280] {
         let seen = seen(&page, width, "location.hash = 'nvme0-to-gpu1'", LOOK).unwrap();
         let expected = json!({
-            "width": width, "names": names, "cut": [], "wide": [], "redirecting": 8, "sockets": 2, "cells": 16 * 31,
+            "width": width, "names": names, "cut": [], "wide": [], "redirecting": 8, "sockets": 2, "cells": 8 * 31,
             "lit": ["0000:11:00.0", "0000:12:01.0", "0000:14:00.0", "0000:12:04.0", "0000:17:00.0"],
             "pairs": ["nvme0-to-gpu1"],
         });

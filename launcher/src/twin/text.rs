@@ -172,7 +172,8 @@ fn about(twin: &Twin<'_>, address: peerbar_p2p::Address) -> String {
     let description = function
         .map(|function| function.description.clone())
         .unwrap_or_default();
-    let memory = function.and_then(|function| function.provider_bar()?.size);
+    let provider = function.filter(|function| function.is_provider());
+    let memory = provider.and_then(|function| function.provider_bar()?.size);
     let memory = memory.map_or(String::new(), |bytes| {
         format!(", {} of memory", human(bytes))
     });
