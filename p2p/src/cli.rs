@@ -102,23 +102,15 @@ pub fn answer(options: &Options, columns: Option<u16>) -> Result<String, CliErro
             }
         }
         _ => {
-            let matrix = match &options.html {
-                Some(file) => {
-                    let detailed = machine.detailed(options.all);
-                    let page = html::page(&machine, &detailed);
-                    write(file, &decode::clean(&page))?;
-                    if detailed.left_out.is_empty() {
-                        detailed.matrix
-                    } else {
-                        machine.matrix(options.all)
-                    }
-                }
-                None => machine.matrix(options.all),
-            };
+            if let Some(file) = &options.html {
+                let page = html::page(&machine, &machine.detailed(options.all));
+                write(file, &decode::clean(&page))?;
+            }
             if options.json {
-                json(&matrix)?
+                json(&machine.matrix(options.all))?
             } else {
-                text::matrix(&machine, &matrix, width)
+                let (matrix, left_out) = machine.overview(options.all);
+                text::matrix(&machine, &matrix, &left_out, width)
             }
         }
     };

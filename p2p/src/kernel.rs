@@ -231,7 +231,7 @@ pub(crate) fn unknown_ports(machine: &Machine, client: Address, provider: Addres
 
 /// Returns `true` if the function's ACS is unknown, and its kind may have it: bridges, and the
 /// functions of a device with several of them (PCIe Base 6.0, 6.12.1).
-fn may_have_acs(machine: &Machine, address: Address) -> bool {
+pub(crate) fn may_have_acs(machine: &Machine, address: Address) -> bool {
     let Some(function) = machine
         .function(address)
         .filter(|function| function.acs == Acs::Unknown)

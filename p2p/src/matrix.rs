@@ -1,6 +1,6 @@
 //! All pairs of a machine's providers and clients.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use peerbar_rule::Way;
 use serde::Serialize;
@@ -10,6 +10,7 @@ use crate::kernel;
 use crate::labels::Labels;
 use crate::machine::{Function, Iommu, Machine};
 use crate::pair::Pair;
+use crate::text::in_ranges;
 use crate::warnings;
 use crate::wire::{self, Distance, Wire};
 
@@ -94,14 +95,36 @@ impl Machine {
     /// Returns the verdicts on all pairs of devices of interest, or of all functions except bridges
     /// if `all` is set. Network adapters with doorbells in a large BAR are then providers, too.
     pub fn matrix(&self, all: bool) -> Matrix {
-        self.matrix_of(self.listed(all), |(client, provider)| {
-            self.cell(client, provider)
+        let devices = self.listed(all);
+        let groups = (0..).zip(self.groups(&devices));
+        let groups: BTreeMap<Address, usize> = groups
+            .flat_map(|(number, group)| {
+                let addresses = group.into_iter().map(|device| device.address);
+                addresses.map(move |address| (address, number))
+            })
+            .collect();
+        let mut cells: BTreeMap<[Option<&usize>; 2], Cell> = BTreeMap::new();
+        self.matrix_of(devices, |(client, provider)| {
+            let key = [client, provider].map(|end| groups.get(&end));
+            let cell = cells.entry(key);
+            let cell = cell.or_insert_with(|| self.cell(client, provider));
+            Cell {
+                client,
+                provider,
+                ..cell.clone()
+            }
         })
     }
 
-    /// Returns the same, and everything about each pair, which is judged once. Two stand for many
-    /// functions of a device that are alike, such as virtual functions: their number squared would
-    /// be that of the pairs, which have the same verdicts.
+    /// Returns the matrix for a reader, and the devices that it lacks. Two stand for many functions
+    /// of a device that are alike, such as virtual functions: their pairs have the same verdicts.
+    pub(crate) fn overview(&self, all: bool) -> (Matrix, Vec<Device>) {
+        let (shown, left_out) = self.without_alike(self.listed(all));
+        let matrix = self.matrix_of(shown, |(client, provider)| self.cell(client, provider));
+        (matrix, left_out)
+    }
+
+    /// Returns the same, and everything about each pair, which is judged once.
     pub(crate) fn detailed(&self, all: bool) -> Detailed {
         let (shown, left_out) = self.without_alike(self.listed(all));
         let mut pairs = Vec::new();
@@ -120,8 +143,20 @@ impl Machine {
 
     /// Splits off devices whose verdicts are those of others in the list.
     fn without_alike(&self, devices: Vec<Device>) -> (Vec<Device>, Vec<Device>) {
+        let groups = self.groups(&devices).into_iter();
+        let large = groups.filter(|group| group.len() > MOST_ALIKE);
+        let left_out: BTreeSet<Address> = large
+            .flat_map(|group| group.into_iter().skip(EXAMPLES))
+            .map(|device| device.address)
+            .collect();
+        let is_shown = |device: &Device| !left_out.contains(&device.address);
+        devices.into_iter().partition(is_shown)
+    }
+
+    /// Returns the devices, those that are alike together.
+    fn groups<'d>(&self, devices: &'d [Device]) -> Vec<Vec<&'d Device>> {
         let mut groups: Vec<Vec<&Device>> = Vec::new();
-        for device in &devices {
+        for device in devices {
             let group = groups.iter_mut().find(|group| {
                 let first = group.first();
                 first.is_some_and(|first| self.are_alike(first, device))
@@ -131,13 +166,7 @@ impl Machine {
                 None => groups.push(vec![device]),
             }
         }
-        let large = groups.into_iter().filter(|group| group.len() > MOST_ALIKE);
-        let left_out: BTreeSet<Address> = large
-            .flat_map(|group| group.into_iter().skip(EXAMPLES))
-            .map(|device| device.address)
-            .collect();
-        let is_shown = |device: &Device| !left_out.contains(&device.address);
-        devices.into_iter().partition(is_shown)
+        groups
     }
 
     /// Returns `true` if both are functions of one device with the same properties on which
@@ -145,10 +174,16 @@ impl Machine {
     fn are_alike(&self, one: &Device, other: &Device) -> bool {
         let properties = |device: &Device| {
             let function = self.function(device.address)?;
-            Some((function.kind(), function.acs, function.iommu))
+            let may_have_acs = kernel::may_have_acs(self, device.address);
+            Some((function.kind(), function.acs, function.iommu, may_have_acs))
         };
-        (one.is_provider, one.memory, &one.driver)
-            == (other.is_provider, other.memory, &other.driver)
+        (one.is_provider, one.memory, &one.driver, one.numa_node)
+            == (
+                other.is_provider,
+                other.memory,
+                &other.driver,
+                other.numa_node,
+            )
             && properties(one) == properties(other)
             && self.is_one_device(one.address, other.address)
     }
@@ -228,6 +263,21 @@ fn word(way: Way) -> &'static str {
     }
 }
 
+/// Returns a sentence about the devices that a matrix lacks, or `None` if there are none.
+pub(crate) fn left_out_note(left_out: &[Device]) -> Option<String> {
+    let names: Vec<&str> = left_out
+        .iter()
+        .map(|device| device.label.as_str())
+        .collect();
+    let first = names.first()?;
+    Some(format!(
+        "{} functions are left out, since two others of their device stand for them: {}. `peerbar p2p {first} DEVICE` \
+         explains a pair of one of them.",
+        names.len(),
+        in_ranges(&names)
+    ))
+}
+
 impl Cell {
     /// Returns the cell of a pair about which everything is known.
     fn of_pair(pair: &Pair) -> Self {
@@ -283,6 +333,7 @@ mod tests {
     use super::*;
     use crate::html::page_of;
     use crate::samples::{REDIRECTS, at, machine, two_sockets};
+    use crate::text;
 
     #[test]
     fn cells_are_the_same_with_everything_about_their_pairs() {
@@ -384,5 +435,38 @@ mod tests {
         let note = "126 functions are left out, since two others of their device stand for them: nic3-128.";
         assert!(page.contains(note) && page.contains(">nic128<"), "{page}");
         assert!(page.len() < 100_000);
+        let (overview, left_out) = many.overview(false);
+        let text = text::matrix(&many, &overview, &left_out, text::WIDTH);
+        assert!(text.contains("\n  126 functions are left out, "), "{text}");
+        assert!(text.len() < 3000);
+        let all = many.matrix(false);
+        assert_eq!((all.devices.len(), all.pairs.len()), (132, 131));
+    }
+
+    #[test]
+    fn cells_of_functions_that_are_alike_are_their_own() {
+        for text in [
+            two_sockets(REDIRECTS),
+            two_sockets(REDIRECTS).replace("ACSCtl", ""),
+        ] {
+            let mut machine = machine(&text);
+            let mut function = machine.function(at("86:00.0")).cloned().unwrap();
+            function
+                .bars
+                .clone_from(&machine.function(at("1a:00.0")).unwrap().bars);
+            for number in 0..20 {
+                let address = Address {
+                    device: number / 8 + 1,
+                    function: number % 8,
+                    ..at("86:00.0")
+                };
+                machine.functions.insert(address, function.clone());
+            }
+            let pairs = machine.matrix(true).pairs;
+            assert!(pairs.len() > 400, "{}", pairs.len());
+            for cell in pairs {
+                assert_eq!(cell, machine.cell(cell.client, cell.provider));
+            }
+        }
     }
 }

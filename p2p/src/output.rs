@@ -208,7 +208,7 @@ mod tests {
         let matrix = machine.matrix(false);
         let sentence = machine.conflicts[0].to_string();
         assert!(matrix.conflicts.contains(&sentence) && !matrix.gaps.contains(&sentence));
-        let text = text::matrix(&machine, &matrix, text::WIDTH);
+        let text = text::matrix(&machine, &matrix, &[], text::WIDTH);
         assert!(
             text.contains(&format!("\n  conflict {sentence}\n")),
             "{text}"

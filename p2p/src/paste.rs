@@ -65,8 +65,9 @@ mod tests {
     /// Reads a text, and judges and prints what it shows.
     fn use_all(text: &str) {
         if let Ok(machine) = Machine::read(text) {
-            let matrix = machine.matrix(true);
-            text::matrix(&machine, &matrix, text::WIDTH);
+            let (matrix, left_out) = machine.overview(true);
+            text::matrix(&machine, &matrix, &left_out, text::WIDTH);
+            machine.matrix(true);
             for cell in matrix.pairs.iter().take(3) {
                 text::pair(
                     &machine,

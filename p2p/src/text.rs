@@ -7,7 +7,7 @@ use crate::changes::Change;
 use crate::labels::Labels;
 use crate::lines::{MARGIN, block, block_unwrapped, wrap};
 use crate::machine::{Iommu, Machine};
-use crate::matrix::{Cell, Device, Matrix};
+use crate::matrix::{Cell, Device, Matrix, left_out_note};
 use crate::pair::{Kernel, Pair, PathHop};
 use crate::size::human;
 use crate::warnings;
@@ -30,12 +30,22 @@ const WIRE_LEGEND: [&str; 2] = [
 /// Width of a text that is not for a terminal, and of a text for any wider terminal.
 pub(crate) const WIDTH: usize = 100;
 
-/// Returns the matrix of `machine` as text, in lines of `width` columns.
-pub(crate) fn matrix(machine: &Machine, matrix: &Matrix, width: usize) -> String {
+/// Returns the matrix of `machine` as text, in lines of `width` columns. It lacks the devices
+/// `left_out`.
+pub(crate) fn matrix(
+    machine: &Machine,
+    matrix: &Matrix,
+    left_out: &[Device],
+    width: usize,
+) -> String {
     let mut text = host(machine);
     text.push('\n');
     if !matrix.devices.is_empty() {
         text.push_str(&devices(&matrix.devices, width));
+        if let Some(note) = left_out_note(left_out) {
+            let lines = wrap(&note, width.saturating_sub(2));
+            text.extend(lines.iter().map(|line| format!("  {line}\n")));
+        }
         text.push('\n');
     }
     text.push_str(&verdicts(matrix, width));
@@ -378,7 +388,7 @@ mod tests {
     #[test]
     fn matrix_has_a_row_for_each_provider() {
         let machine = machine(&two_sockets(REDIRECTS));
-        let text = matrix(&machine, &machine.matrix(false), WIDTH);
+        let text = matrix(&machine, &machine.matrix(false), &[], WIDTH);
         let expected = "\
 Intel processor, Linux 7.3 assumed, IOMMU on
 
@@ -414,7 +424,7 @@ The way on the wire, in the words of `nvidia-smi topo`:
             })
             .collect();
         let machine = machine(&(two_sockets(REDIRECTS) + &disks));
-        let text = matrix(&machine, &machine.matrix(false), WIDTH);
+        let text = matrix(&machine, &machine.matrix(false), &[], WIDTH);
         let list = text.split_once("distance on the wire:\n").unwrap().1;
         assert!(
             list.lines().all(|line| line.chars().count() <= WIDTH),
@@ -459,7 +469,7 @@ The way on the wire, in the words of `nvidia-smi topo`:
     #[test]
     fn narrow_terminal_has_no_longer_line() {
         let machine = machine(&two_sockets(REDIRECTS));
-        let matrix = matrix(&machine, &machine.matrix(false), 80);
+        let matrix = matrix(&machine, &machine.matrix(false), &[], 80);
         let pair = pair(&machine, &machine.pair(at("1b:00.0"), at("1a:00.0")), 80);
         // A parameter of the kernel cannot be broken.
         let lines = matrix

@@ -371,7 +371,7 @@ NIC Legend:
             let [first, others @ ..] = names.map(|name| machine.find(name).unwrap());
             assert_eq!(others, [first; 2]);
         }
-        let shown = crate::text::matrix(&machine, &machine.matrix(false), crate::text::WIDTH);
+        let shown = crate::text::matrix(&machine, &machine.matrix(false), &[], crate::text::WIDTH);
         for line in [
             "\n  mlx5_3  NIC1  NUMA node 1\n",
             "\n  NIC4    NIC4  NUMA node 0\n",

@@ -9,9 +9,9 @@ use super::pairs::{Route, anchor};
 use super::picture::Marks;
 use crate::address::Address;
 use crate::labels::Labels;
-use crate::matrix::{Cell, Device};
+use crate::matrix::{Cell, Device, left_out_note};
 use crate::pair::Pair;
-use crate::text::{NO_PAIR, in_ranges};
+use crate::text::NO_PAIR;
 
 /// The most columns that a laptop's width has room for.
 const MOST_COLUMNS: usize = 33;
@@ -31,28 +31,12 @@ pub(super) fn grid(shown: &Shown<'_>) -> Markup {
                 p { (NO_PAIR) }
             } @else {
                 p.lead { "Rows own the memory, columns issue the DMA: Linux' verdict, and the distance. Choose a cell for the reason." }
-                @if let Some(note) = left_out(shown) { p.note { (note) } }
+                @if let Some(note) = left_out_note(shown.left_out) { p.note { (note) } }
                 (table(shown, size))
                 (legend(shown))
             }
         }
     }
-}
-
-/// Returns a sentence about the devices that picture and matrix lack.
-fn left_out(shown: &Shown<'_>) -> Option<String> {
-    let names: Vec<&str> = shown
-        .left_out
-        .iter()
-        .map(|device| device.label.as_str())
-        .collect();
-    let first = names.first()?;
-    Some(format!(
-        "{} functions are left out, since two others of their device stand for them: {}. `peerbar p2p {first} DEVICE` \
-         explains a pair of one of them.",
-        names.len(),
-        in_ranges(&names)
-    ))
 }
 
 fn table(shown: &Shown<'_>, size: &str) -> Markup {
