@@ -77,5 +77,6 @@ pub use matrix::{Cell, Device, Matrix};
 pub use pair::{Condition, Kernel, Pair, PathHop};
 pub use peerbar_rule::Way;
 pub use read::ReadError;
+pub use text::ranges;
 pub use tree::root_bus_name;
 pub use wire::{Distance, Summit, Wire};

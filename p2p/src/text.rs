@@ -224,9 +224,16 @@ fn lists(matrix: &Matrix, width: usize) -> String {
 
 /// Joins labels, consecutive ones as ranges: `gpu0-3 nic7`.
 pub(crate) fn in_ranges(labels: &[&str]) -> String {
+    ranges(labels).join(" ")
+}
+
+/// Returns labels, consecutive ones as ranges: `gpu0-3`, `nic7`.
+pub fn ranges(labels: &[&str]) -> Vec<String> {
     let numbered = |label: &&str| {
         let prefix = label.trim_end_matches(|c: char| c.is_ascii_digit());
-        let number: u32 = label.get(prefix.len()..)?.parse().ok()?;
+        let number = label.get(prefix.len()..)?;
+        let is_padded = number.len() > 1 && number.starts_with('0');
+        let number: u32 = number.parse().ok().filter(|_| !is_padded)?;
         Some((prefix.to_owned(), number))
     };
     let mut ranges: Vec<(String, Option<(u32, u32)>)> = Vec::new();
@@ -251,7 +258,7 @@ pub(crate) fn in_ranges(labels: &[&str]) -> String {
         Some((first, last)) if first == last => format!("{prefix}{first}"),
         Some((first, last)) => format!("{prefix}{first}-{last}"),
     });
-    words.collect::<Vec<_>>().join(" ")
+    words.collect()
 }
 
 /// Returns the warnings, conflicts and gaps of the whole machine as lines, after an empty line if
@@ -442,6 +449,10 @@ The way on the wire, in the words of `nvidia-smi topo`:
             "gpu0", "nic0", "gpu1", "mlx5_0", "gpu3", "mlx5_1", "eth", "gpu2",
         ];
         assert_eq!(in_ranges(&labels), "gpu0-2 nic0 mlx5_0-1 gpu3 eth");
+        assert_eq!(
+            in_ranges(&["eth09", "eth10", "eth011"]),
+            "eth09 eth10 eth011"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use peerbar_lab::scenario::Twin;
-use peerbar_p2p::wrap;
+use peerbar_p2p::{ranges, wrap};
 use peerbar_rule::Way;
 
 use super::explanation::Explanation;
@@ -121,11 +121,12 @@ impl Group<'_> {
             .iter()
             .partition(|(provider, here)| is_whole(provider, here));
         let names: Vec<&str> = whole.into_iter().map(|(provider, _)| *provider).collect();
-        let names = names.join(", ");
+        let names = ranges(&names).join(", ");
         let whole = (!names.is_empty()).then(|| format!("memory of {names}: DMA of all others"));
-        let parts = parts
-            .into_iter()
-            .map(|(provider, here)| format!("memory of {provider}: DMA of {}", here.join(", ")));
+        let parts = parts.into_iter().map(|(provider, here)| {
+            let clients = ranges(here).join(", ");
+            format!("memory of {provider}: DMA of {clients}")
+        });
         whole.into_iter().chain(parts).collect()
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::bail;
-use peerbar_p2p::{Address, Function, Kind, Labels, Machine};
+use peerbar_p2p::{Address, Function, Kind, Labels, Machine, ranges};
 
 use super::text;
 
@@ -128,8 +128,11 @@ impl Chosen {
             ),
         ];
         let some = reasons.into_iter().filter(|(names, _)| !names.is_empty());
-        some.map(|(names, why)| format!("Left out, {why}: {}.", names.join(", ")))
-            .collect()
+        let note = |(names, why): (&Vec<String>, &str)| {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            format!("Left out, {why}: {}.", ranges(&names).join(", "))
+        };
+        some.map(note).collect()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use peerbar_p2p::{Acs, Address, Kind, Machine, root_bus_name};
+use peerbar_p2p::{Acs, Address, Kind, Machine, ranges, root_bus_name};
 
 use super::devices::Device;
 use super::text;
@@ -87,7 +87,7 @@ impl Shape {
         let names = |is_meant: &dyn Fn(&Device) -> bool| {
             let meant = devices().filter(|device| is_meant(device));
             let names: Vec<&str> = meant.map(|device| device.name.as_str()).collect();
-            (!names.is_empty()).then(|| names.join(", "))
+            (!names.is_empty()).then(|| ranges(&names).join(", "))
         };
         let kind = |device: &Device| {
             machine
@@ -153,8 +153,15 @@ fn bridge_name(bus: (u32, u8)) -> String {
 }
 
 /// Names a switch by its bus, and by device and function unless they are 0: `switch-41`,
-/// `switch-42-8`.
+/// `switch-42-8`. In a source without addresses a device below it stands for it:
+/// `switch-above-GPU0`, `upper-above-GPU0`.
 fn switch_name(at: Address) -> String {
+    let name = at.to_string();
+    for (kind, short) in [("the switch", "switch"), ("the upper switch", "upper")] {
+        if let Some(device) = name.strip_prefix(kind) {
+            return text::in_name(&format!("{short}{device}"));
+        }
+    }
     let domain = match at.domain {
         0 => String::new(),
         domain => format!("{domain:x}-"),
@@ -184,6 +191,7 @@ pub(super) fn some_of_each_kind(
     };
     let (kept, left_out): (Vec<Device>, Vec<Device>) =
         devices.into_iter().partition(|device| is_kept(device));
-    let names: Vec<String> = left_out.into_iter().map(|device| device.name).collect();
-    (kept, names.join(", "))
+    let names: Vec<&str> = left_out.iter().map(|device| device.name.as_str()).collect();
+    let names = ranges(&names).join(", ");
+    (kept, names)
 }

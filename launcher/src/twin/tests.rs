@@ -364,9 +364,29 @@ fn machine_beyond_qemus_limits_keeps_two_disks_of_each_place() {
     assert_eq!((twin.gpus.len(), twin.nvmes.len()), (1, 2));
     let differences = twin.twin.unwrap().differences;
     assert!(
-        differences[0].starts_with("Left out, as QEMU has no room"),
+        differences[0].starts_with("Left out, as QEMU has no room")
+            && differences[0].ends_with(": nvme2-62."),
         "{differences:?}"
     );
+}
+
+#[test]
+fn switches_of_a_matrix_of_distances_are_named_by_a_device() {
+    let paste = "\
+     GPU0 GPU1 NIC0 NIC1 NIC2
+GPU0 X    SYS  PIX  PXB  SYS
+GPU1 SYS  X    SYS  SYS  PIX
+NIC0 PIX  SYS  X    PXB  SYS
+NIC1 PXB  SYS  PXB  X    SYS
+NIC2 SYS  PIX  SYS  SYS  X
+  NIC0: mlx5_0
+";
+    let twin = twin(&Machine::read(paste).unwrap());
+    let names = twin.switches.iter().map(|switch| switch.name.as_str());
+    let names: Vec<&str> = names.collect();
+    assert_eq!(names, ["switch-above-GPU1", "upper-above-GPU0"]);
+    let nics = twin.nics.iter().map(|nic| nic.name.as_str());
+    assert_eq!(nics.collect::<Vec<_>>(), ["mlx5_0", "NIC1", "NIC2"]);
 }
 
 #[test]
