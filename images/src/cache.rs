@@ -244,6 +244,16 @@ impl Cache {
         inside.unwrap_or(path)
     }
 
+    /// Identifies the state of a file without reading it. That of an entry is its name, which has
+    /// the hash of its inputs: its time of change is the time of its last use.
+    pub(crate) fn stamp(&self, path: &Path) -> Result<String, ImageError> {
+        let name = self.relative(path).to_str();
+        match name.filter(|name| Kind::of(name).is_some()) {
+            Some(name) => Ok(name.to_owned()),
+            None => stamp(path),
+        }
+    }
+
     /// Returns the path at which the entry with this kind and key is built.
     pub(crate) fn path_of(&self, kind: Kind, key: &str) -> PathBuf {
         self.dir.join(name_of(kind, key))

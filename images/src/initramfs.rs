@@ -47,7 +47,7 @@ pub fn initramfs(
     }
     let mut inputs = vec![
         cache::stamp(agent)?,
-        cache::stamp(image)?,
+        cache.stamp(image)?,
         kernel.release.clone(),
         tree.stamp.clone(),
     ];
@@ -155,6 +155,8 @@ fn index(modules: &[Module]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
     use crate::modules::tests::module;
 
@@ -265,6 +267,26 @@ mod tests {
         assert_ne!(second, first);
         fs::write(&agent, module(b"another agent")).unwrap();
         assert_ne!(make(&["nvme"]), second);
+    }
+
+    #[test]
+    fn use_of_a_kernel_in_the_cache_keeps_its_initramfs() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
+        let make = |image: &Path| initramfs(&cache, &kernel, image, &[], &agent).unwrap();
+        let entry = || {
+            let write = |path: &Path| fs::write(path, "kernel").map_err(io_error("write", path));
+            let entry = cache.entry(Kind::Kernel, "0123456789abcdef", |path, _| write(path));
+            entry.unwrap()
+        };
+        let first = make(&entry());
+        let long_ago = SystemTime::UNIX_EPOCH;
+        let image = fs::File::open(entry()).unwrap();
+        image.set_modified(long_ago).unwrap();
+        assert_eq!(make(&entry()), first);
+        assert!(image.metadata().unwrap().modified().unwrap() > long_ago);
+        assert_ne!(make(&kernel.image), first);
     }
 
     #[test]
