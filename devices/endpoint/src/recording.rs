@@ -33,10 +33,27 @@ enum What {
     All,
 }
 
+/// The counter file cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot count DMA in {}", path.display())]
+pub(crate) struct CountersError {
+    path: PathBuf,
+    source: MappedFileError,
+}
+
 impl Recording {
     /// Makes the files. A device whose flight record cannot be made continues without it.
-    pub(crate) fn make(&self) -> Result<RecordFiles, MappedFileError> {
-        let counters = self.counters.as_deref().map(CounterFile::create);
+    ///
+    /// # Errors
+    /// The counter file cannot be made.
+    pub(crate) fn make(&self) -> Result<RecordFiles, CountersError> {
+        let counters = self.counters.as_deref().map(|path| {
+            let counters = CounterFile::create(path);
+            counters.map_err(|source| CountersError {
+                path: path.to_owned(),
+                source,
+            })
+        });
         Ok(RecordFiles {
             counters: counters.transpose()?,
             flight: self.flight.as_deref().and_then(|path| self.recorder(path)),
@@ -77,5 +94,28 @@ impl RecordFiles {
         if let Some(recorder) = self.flight {
             endpoint.record_in(recorder);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counter_file_that_cannot_be_made_is_named() {
+        let recording = Recording {
+            flight: None,
+            record: What::Maps,
+            counters: Some("/nowhere/disk0.counters".into()),
+        };
+        let error = recording.make().map(|_| ()).unwrap_err();
+        let reason = error.source().map(ToString::to_string);
+        assert_eq!(
+            (error.to_string().as_str(), reason.as_deref()),
+            (
+                "cannot count DMA in /nowhere/disk0.counters",
+                Some("counter file: cannot make the file")
+            )
+        );
     }
 }
