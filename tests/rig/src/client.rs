@@ -21,7 +21,7 @@ use crate::link::{Link, REGISTERS};
 use crate::relayed::relayed;
 use crate::upstream::{Answer, Upstream, UpstreamRequest};
 use crate::wire::{
-    self, CAPABILITIES, ERROR, Message, NO_REPLY, REPLY, command, number, quads, words,
+    self, CAPABILITIES, ERROR, Message, NO_REPLY, Outcome, REPLY, command, number, quads, words,
 };
 
 /// The device's access to a mapping: read and write.

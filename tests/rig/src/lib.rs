@@ -2,7 +2,8 @@
 //!
 //! - [`Daemon`]: a server as a process. It starts in a separate folder, reports `ready`, and is
 //!   killed when it is dropped.
-//! - [`RawClient`]: a vfio-user client that sends any bytes. It encodes them itself ([`wire`]).
+//! - [`RawClient`]: a vfio-user client that sends any bytes. Their encoding ([`wire`]) shares no code
+//!   with the servers.
 //! - [`Client`]: a vfio-user client for drivers, which answers the device's requests for memory as
 //!   the test chooses ([`Upstream`]).
 //! - [`LocalDevice`]: a device in the test's process.

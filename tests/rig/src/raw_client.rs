@@ -1,42 +1,35 @@
-//! A client that sends any bytes, and receives one message at a time.
+//! A client that sends any bytes, for tests that know what happens to them.
 
-use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use crate::TIME_OUT;
-use crate::wire::{self, CAPABILITIES, Message, NO_REPLY, command};
+use crate::wire::{self, CAPABILITIES, Message, Outcome, command};
 
 /// A client of a vfio-user server that the test drives message by message. It hangs up when it is
 /// dropped.
 #[derive(Debug)]
-pub struct RawClient {
-    /// The connection.
-    pub stream: UnixStream,
-    next_id: u16,
+pub struct RawClient(peerbar_vfio_user_check::RawClient);
+
+impl Deref for RawClient {
+    type Target = peerbar_vfio_user_check::RawClient;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
 }
 
-impl Drop for RawClient {
-    /// Hangs up at once. A process that another test is about to start has copies of all
-    /// descriptors for a moment.
-    fn drop(&mut self) {
-        // Fails if the server has hung up.
-        let _ = self.stream.shutdown(Shutdown::Both);
+impl DerefMut for RawClient {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
     }
 }
 
 impl RawClient {
     /// Makes a client that has sent nothing so far.
     pub fn new(stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(TIME_OUT)).unwrap();
-        stream.set_write_timeout(Some(TIME_OUT)).unwrap();
-        Self {
-            stream,
-            next_id: 0x100,
-        }
+        Self(peerbar_vfio_user_check::RawClient::new(stream, TIME_OUT).unwrap())
     }
 
     /// Agrees on a version, with QEMU's capabilities.
@@ -60,8 +53,7 @@ impl RawClient {
         payload: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> Message {
-        let id = self.take_id();
-        self.send_with(&wire::message(id, command, 0, payload), descriptors);
+        let id = self.command(command, payload, descriptors).unwrap();
         let reply = self.receive();
         assert_eq!((reply.id, reply.command), (id, command));
         reply
@@ -69,40 +61,22 @@ impl RawClient {
 
     /// Sends a command that wants no reply.
     pub fn post(&mut self, command: u16, payload: &[u8]) {
-        let id = self.take_id();
-        self.send(&wire::message(id, command, NO_REPLY, payload));
+        self.0.post(command, payload).unwrap();
     }
 
     /// Sends bytes.
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        self.0.send(bytes).unwrap();
     }
 
     /// Sends bytes, and descriptors with the first of them.
     pub fn send_with(&mut self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        wire::send(&self.stream, bytes, descriptors).unwrap();
+        self.0.send_with(bytes, descriptors).unwrap();
     }
 
     /// Returns the next message, which must come.
     #[track_caller]
     pub fn receive(&mut self) -> Message {
-        let message = wire::receive(&self.stream).unwrap();
-        message.expect("the server has hung up")
-    }
-
-    /// Returns `true` if the server has hung up without sending anything first.
-    pub fn is_hung_up_on(&mut self) -> bool {
-        matches!(self.stream.read(&mut [0]), Ok(0))
-    }
-
-    /// Returns `true` if there is data to read.
-    pub fn is_readable(&self) -> bool {
-        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
-        poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
-    }
-
-    fn take_id(&mut self) -> u16 {
-        self.next_id = self.next_id.wrapping_add(1);
-        self.next_id
+        self.0.receive().unwrap()
     }
 }

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use peerbar_rig::nvme::{DATA, Driver, RAM, RAM_BYTES};
 use peerbar_rig::wire::command::{DMA_MAP, DMA_UNMAP, INFO, REGION_INFO, VERSION};
 use peerbar_rig::wire::command::{REGION_READ, REGION_WRITE};
-use peerbar_rig::wire::{self, CONFIG, Message, number, region_access, words};
+use peerbar_rig::wire::{self, CONFIG, Message, Outcome, number, region_access, words};
 use peerbar_rig::{Daemon, Guest, GuestRam, Link, REGISTERS, TIME_OUT, memory_file};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
 use peerbar_rig::RawClient;
+use peerbar_rig::wire::Outcome;
 use peerbar_vfio_user::{BindError, Listener, Options, Stop};
 use tempfile::TempDir;
 
