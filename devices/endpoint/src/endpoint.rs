@@ -408,7 +408,8 @@ impl<F: Function> Device for Endpoint<F> {
             INTX => self.vectors.set_pin_events(action)?,
             MSI_X => self.vectors.set_msi_x(start, count, action)?,
             // The device never reports an error or asks to be unplugged, but the client may set up
-            // the events.
+            // the events. They are not kept, so nothing can be triggered.
+            ERROR | REQUEST if matches!(action, IrqAction::Trigger) => return Err(Errno::NOTSUP),
             ERROR | REQUEST => {}
             _ => return Err(Errno::INVAL),
         }
