@@ -6,7 +6,7 @@ use super::line::{printable, split_directive};
 /// The words of a result that has failed.
 const FAILURE: &str = "not ok";
 /// The words that end a report early.
-const BAIL_OUT: &str = "Bail out!";
+pub(super) const BAIL_OUT: &str = "Bail out!";
 /// The words that begin a directive, besides those that begin with `SKIP`.
 const DIRECTIVES: [&str; 4] = ["TODO", "XFAIL", "TIMEOUT", "ERROR"];
 /// Directives of an expected failure.

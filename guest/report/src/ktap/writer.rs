@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use super::tap_line::BAIL_OUT;
 use super::{LINE_LIMIT, Line, Subtest, Verdict};
 use crate::{Evidence, Measure};
 
@@ -54,12 +55,22 @@ impl<W: Write> KtapWriter<W> {
     pub fn result(&mut self, name: &str, verdict: &Verdict, measure: &Measure) -> io::Result<()> {
         self.nested(&measure.subtests, 1)?;
         self.line(&Line::Measure(measure.clone()))?;
+        self.verdict(name, verdict)
+    }
+
+    /// Writes the result of the next check, which has no figures. Results are numbered from 1.
+    pub fn verdict(&mut self, name: &str, verdict: &Verdict) -> io::Result<()> {
         self.results = self.results.saturating_add(1);
         self.line(&Line::Result {
             number: self.results,
             name: name.to_owned(),
             verdict: verdict.clone(),
         })
+    }
+
+    /// Ends a report early, for this reason (TAP 13, "Bail out!").
+    pub fn bail_out(&mut self, reason: &str) -> io::Result<()> {
+        self.line(&Line::Unknown(format!("{BAIL_OUT} {reason}")))
     }
 
     /// Writes subtests as a separate report, indented to this depth.
@@ -167,6 +178,23 @@ mod tests {
         assert_eq!(nested, expected);
         assert!(rest.ends_with("not ok 1 - check\n"), "{rest}");
         assert_eq!(ProgramReport::read(nested).unwrap(), report);
+    }
+
+    #[test]
+    fn report_that_ends_early_is_read_with_the_reason() {
+        let mut out = Vec::new();
+        let mut report = KtapWriter::new(&mut out);
+        report.begin(Some(2)).unwrap();
+        report.verdict("first", &Verdict::Pass).unwrap();
+        report.bail_out("the server is gone").unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let expected = "KTAP version 1\n1..2\nok 1 - first\nBail out! the server is gone\n";
+        assert_eq!(text, expected);
+        let read = ProgramReport::read(&text);
+        assert!(
+            format!("{read:?}").contains("the server is gone"),
+            "{read:?}"
+        );
     }
 
     #[test]
