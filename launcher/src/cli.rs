@@ -12,7 +12,7 @@ pub(crate) use self::kernel::{
     Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
 };
 pub(crate) use self::report::{Report, ReportFormat};
-pub(crate) use self::vfio_user::{VfioUserAction, VfioUserCommand, VfioUserTrace};
+pub(crate) use self::vfio_user::{VfioUserAction, VfioUserCheck, VfioUserCommand, VfioUserTrace};
 use clap::builder::RangedI64ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};

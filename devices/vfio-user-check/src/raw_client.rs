@@ -50,8 +50,7 @@ impl Drop for RawClient {
     /// Hangs up at once, although a process that another thread is about to start has copies of all
     /// descriptors for a moment.
     fn drop(&mut self) {
-        // Fails if the server has hung up.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.hang_up();
     }
 }
 
@@ -67,6 +66,12 @@ impl RawClient {
             stream,
             next_id: 0x100,
         })
+    }
+
+    /// Hangs up, whatever the server is about to send.
+    pub fn hang_up(&self) {
+        // Fails if the server has hung up.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Sends a command with descriptors. Returns its id.
