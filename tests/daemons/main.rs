@@ -10,6 +10,7 @@
 mod blocks;
 mod channel;
 mod confinement;
+mod conformance;
 mod disk;
 mod dying;
 #[path = "../environment.rs"]
