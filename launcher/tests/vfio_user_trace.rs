@@ -190,7 +190,7 @@ fn messages_are_shown_as_lines_with_a_summary() {
     let inode = session(&traced);
     let (output, folder) = traced.end();
     let expected = format!(
-        r#"T >     1 VERSION 0.0 {{"capabilities":{{"max_msg_fds":8}}}} = 0.0 {{"capabilities":{{"max_msg_fds":8}}}} <T>
+        r#"T >     1 VERSION 0.0 max_msg_fds 8 = 0.0 max_msg_fds 8 <T>
 T >     2 DMA_MAP 0xc0000+1M READ|WRITE offset 0x0 fd memfd:ram inode {inode} 1M = EEXIST (File exists) <T>
 T >     3 REGION_READ config+0x4 COMMAND 2 bytes = 0x0006 MEMORY|MASTER <T>
 T >     4 REGION_WRITE BAR0+0x1000 4 bytes 0x00000001 (wants no reply)

@@ -9,6 +9,7 @@ mod field;
 mod names;
 mod payload;
 mod region_info;
+mod version_data;
 
 pub use field::{Field, Fields, printable};
 pub use names::{COMMANDS, command_name, error_name};
@@ -24,6 +25,7 @@ use names::{
     device_flags, dma_flags, irq_flags, irq_name, region_name, set_irqs_flags, unmap_flags,
 };
 use payload::MOST_SHOWN;
+use version_data::version_data;
 
 /// Decodes a request.
 pub fn request(command: u16, payload: &Payload<'_>) -> Fields {
@@ -115,10 +117,7 @@ fn version(payload: &Payload<'_>, fields: &mut Fields) {
             return;
         }
         match serde_json::from_slice::<Value>(text) {
-            Ok(json) => {
-                let text = printable(&json.to_string());
-                fields.show("data", json, text);
-            }
+            Ok(json) => version_data(json, fields),
             Err(_) => {
                 let text = String::from_utf8_lossy(text);
                 let text: String = text.chars().take(MOST_TEXT).collect();

@@ -59,7 +59,7 @@ fn requests() -> Vec<(u16, Vec<u8>, &'static str)> {
         (
             1,
             version(r#"{"capabilities": {"max_msg_fds": 8}}"#),
-            r#"0.1 {"capabilities":{"max_msg_fds":8}}"#,
+            "0.1 max_msg_fds 8",
         ),
         (1, version("{"), r#"0.1 invalid JSON "{""#),
         (1, vec![0, 0, 0, 0], "0.0"),
