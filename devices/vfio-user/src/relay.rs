@@ -7,13 +7,18 @@
 //! as they are. A direction holds at most one message, or 64 KiB of a longer one, so a side that
 //! does not read stops the other one as it would without the relay.
 //!
+//! A second socket for the server's commands (vfio-user, VERSION, `twin_socket`) is relayed, too: the
+//! client gets the end of another pair in place of the server's.
+//!
 //! Once the server is gone, requests that could not be passed on are answered with ENODEV, because
 //! QEMU waits for the answers with the guest stopped.
 
 mod descriptor_info;
 mod direction;
 mod framer;
+mod link;
 mod outbox;
+mod twin;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -30,7 +35,7 @@ use crate::unanswered::Unanswered;
 use crate::wire::Header;
 
 pub use descriptor_info::DescriptorInfo;
-use direction::Direction;
+use link::Link;
 
 /// The observer is told that nothing happens once no message has come for this time.
 const IDLE: Duration = Duration::from_millis(100);
@@ -87,6 +92,10 @@ pub enum Notice {
     Undeliverable(Errno),
     /// Another client has connected and was disconnected.
     SecondClient,
+    /// The server's commands and their replies pass on a second socket, which is shown, too.
+    TwinSocket,
+    /// The second socket is not shown: its descriptor came apart from the end of the reply.
+    TwinSocketUnseen,
 }
 
 /// Sees what a relay passes on.
@@ -102,12 +111,10 @@ pub trait Observer {
 /// A client and a server, and the data between them.
 #[derive(Debug)]
 pub struct Relay {
-    client: UnixStream,
-    server: UnixStream,
-    /// From the client to the server.
-    up: Direction,
-    /// From the server to the client.
-    down: Direction,
+    main: Link,
+    /// The second socket for the server's commands.
+    twin: Option<Link>,
+    kept: usize,
 }
 
 /// Returns the present time in nanoseconds of CLOCK_MONOTONIC.
@@ -122,10 +129,9 @@ impl Relay {
     /// Makes a relay. The observer gets the first `kept` bytes of each payload.
     pub fn new(client: UnixStream, server: UnixStream, kept: usize) -> Self {
         Self {
-            client,
-            server,
-            up: Direction::new(Side::Client, kept),
-            down: Direction::new(Side::Server, kept),
+            main: Link::new(client, server, kept),
+            twin: None,
+            kept,
         }
     }
 
@@ -144,7 +150,7 @@ impl Relay {
         let mut listener = listener;
         let mut deadline = None;
         let mut idle_at = Some(Instant::now() + IDLE);
-        while !self.is_over() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+        while !self.main.is_over() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             let until = [deadline, idle_at].into_iter().flatten().min();
             let ready = self.wait(stop, listener, until)?;
             if idle_at.is_some_and(|idle_at| idle_at <= Instant::now()) {
@@ -152,7 +158,7 @@ impl Relay {
                 idle_at = None;
             }
             if ready.stop {
-                self.up.end(&self.client, &self.server);
+                self.main.end_client();
                 stop = None;
                 deadline = Some(Instant::now() + STOP_TIME_OUT);
             }
@@ -167,27 +173,16 @@ impl Relay {
         Ok(())
     }
 
-    fn is_over(&self) -> bool {
-        self.up.is_over() && self.down.is_over()
-    }
-
     /// Passes on the data that is ready. Returns `true` if there was some.
     fn pass(&mut self, ready: &Ready, observer: &mut dyn Observer) -> bool {
-        if ready.client.contains(PollFlags::HUP) {
-            self.down.end(&self.server, &self.client);
+        let mut passed = self.main.pass(ready.main, observer);
+        if let Some(twin) = &mut self.twin {
+            passed |= twin.pass(ready.twin, &mut ExceptItsEnd(observer));
         }
-        if ready.server.contains(PollFlags::HUP) {
-            self.up.end(&self.client, &self.server);
+        if let Some((client, server)) = self.main.take_twin() {
+            self.twin = Some(Link::new(client, server, self.kept));
         }
-        let up = self.up.is_ready(ready.client, ready.server);
-        let down = self.down.is_ready(ready.server, ready.client);
-        if up {
-            self.up.pass(&self.client, &self.server, observer);
-        }
-        if down {
-            self.down.pass(&self.server, &self.client, observer);
-        }
-        up || down
+        passed
     }
 
     /// Waits for one of the sockets, at most until a moment.
@@ -197,19 +192,14 @@ impl Relay {
         listener: Option<&UnixListener>,
         until: Option<Instant>,
     ) -> Result<Ready, Errno> {
-        let client = self.up.reads() | self.down.writes();
-        let server = self.down.reads() | self.up.writes();
-        let mut sources = Vec::with_capacity(4);
+        let mut sources = Vec::with_capacity(6);
         sources.extend(stop.map(|stop| (Source::Stop, stop, PollFlags::IN)));
         let listening =
             listener.map(|listener| (Source::Listener, listener.as_fd(), PollFlags::IN));
         sources.extend(listening);
-        // An end that has hung up is always ready.
-        if !client.is_empty() || !self.down.is_over() {
-            sources.push((Source::Client, self.client.as_fd(), client));
-        }
-        if !server.is_empty() || !self.up.is_over() {
-            sources.push((Source::Server, self.server.as_fd(), server));
+        sources.extend(self.main.sources(Source::Client, Source::Server));
+        if let Some(twin) = &self.twin {
+            sources.extend(twin.sources(Source::TwinClient, Source::TwinServer));
         }
         let fds = sources.iter();
         let fds = fds.map(|(_, fd, events)| PollFd::from_borrowed_fd(*fd, *events));
@@ -231,13 +221,34 @@ impl Relay {
     /// Closes both connections. Everything that the client has sent is answered, if only by an
     /// error.
     fn finish(self) {
-        if let Some(unpassed) = self.up.unpassed() {
-            let client = OwnedFd::from(self.client);
+        let unpassed = self.main.unpassed();
+        let (client, server) = self.main.into_ends();
+        if let Some(unpassed) = unpassed {
+            let client = OwnedFd::from(client);
             answer_rest(&client, unpassed.request, unpassed.missing);
         } else {
-            discard(&self.client);
+            discard(&client);
         }
-        discard(&self.server);
+        discard(&server);
+        if let Some((client, server)) = self.twin.map(Link::into_ends) {
+            discard(&client);
+            discard(&server);
+        }
+    }
+}
+
+/// Sees everything but the end of a connection.
+struct ExceptItsEnd<'a>(&'a mut dyn Observer);
+
+impl Observer for ExceptItsEnd<'_> {
+    fn message(&mut self, from: Side, message: &PassedMessage<'_>) {
+        self.0.message(from, message);
+    }
+
+    fn notice(&mut self, from: Side, at: u64, notice: Notice) {
+        if notice != Notice::Closed {
+            self.0.notice(from, at, notice);
+        }
     }
 }
 
@@ -279,14 +290,17 @@ enum Source {
     Listener,
     Client,
     Server,
+    TwinClient,
+    TwinServer,
 }
 
 /// The events that have occurred.
 struct Ready {
     stop: bool,
     listener: bool,
-    client: PollFlags,
-    server: PollFlags,
+    /// Those of the client and of the server.
+    main: [PollFlags; 2],
+    twin: [PollFlags; 2],
 }
 
 impl Default for Ready {
@@ -294,8 +308,8 @@ impl Default for Ready {
         Self {
             stop: false,
             listener: false,
-            client: PollFlags::empty(),
-            server: PollFlags::empty(),
+            main: [PollFlags::empty(); 2],
+            twin: [PollFlags::empty(); 2],
         }
     }
 }
@@ -305,8 +319,10 @@ impl Ready {
         match source {
             Source::Stop => self.stop = !events.is_empty(),
             Source::Listener => self.listener = !events.is_empty(),
-            Source::Client => self.client = events,
-            Source::Server => self.server = events,
+            Source::Client => self.main[0] = events,
+            Source::Server => self.main[1] = events,
+            Source::TwinClient => self.twin[0] = events,
+            Source::TwinServer => self.twin[1] = events,
         }
     }
 }

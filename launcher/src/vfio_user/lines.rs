@@ -208,6 +208,12 @@ pub(super) fn described_notice(from: Side, notice: Notice) -> String {
         Notice::SecondClient => {
             "a second client is disconnected: a trace is of one connection".to_owned()
         }
+        Notice::TwinSocket => {
+            "the server's commands pass on a second socket, also shown here".to_owned()
+        }
+        Notice::TwinSocketUnseen => {
+            "the server's commands pass on a second socket, which is not shown".to_owned()
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use rustix::net::ReturnFlags;
 
 use super::framer::{Framer, Step};
 use super::outbox::{Outbox, SPACE};
-use super::{DescriptorInfo, Notice, Observer, PassedMessage, Side, now};
+use super::{DescriptorInfo, Notice, Observer, PassedMessage, Side, now, twin};
 use crate::unanswered::wants_answer;
 use crate::wire::Header;
 
@@ -27,6 +27,8 @@ pub(super) struct Direction {
     outbox: Outbox,
     buffer: Box<[u8]>,
     state: State,
+    /// The second socket that the last message has offered: the ends for the client and the server.
+    twin: Option<(UnixStream, UnixStream)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,13 @@ impl Direction {
             outbox: Outbox::default(),
             buffer: vec![0; SPACE].into_boxed_slice(),
             state: State::Open,
+            twin: None,
         }
+    }
+
+    /// Returns the ends of the second socket that the last message has offered, once.
+    pub(super) fn take_twin(&mut self) -> Option<(UnixStream, UnixStream)> {
+        self.twin.take()
     }
 
     /// Returns `true` if nothing more will be passed on.
@@ -109,6 +117,7 @@ impl Direction {
         if self.outbox.is_empty() && self.state == State::Open {
             complete = self.receive(sender, observer);
         }
+        let twin = complete.and_then(|_| self.follow_twin());
         if let Err(error) = self.outbox.flush(sender, receiver) {
             if ![Errno::PIPE, Errno::CONNRESET].contains(&error) {
                 observer.notice(self.from, now(), Notice::Undeliverable(error));
@@ -117,6 +126,9 @@ impl Direction {
         }
         if let Some(at) = complete {
             self.show(at, observer);
+            if let Some(notice) = twin {
+                observer.notice(self.from, at, notice);
+            }
         }
         if self.state == State::Closing && self.outbox.is_empty() {
             self.state = State::Closed;
@@ -160,6 +172,20 @@ impl Direction {
             }
         }
         None
+    }
+
+    /// Takes the place of the client at the second socket, if the server's message offers one.
+    fn follow_twin(&mut self) -> Option<Notice> {
+        let (header, payload, _) = self
+            .framer
+            .message()
+            .filter(|_| self.from == Side::Server)?;
+        let index = twin::index(&header, payload)?;
+        self.twin = self.outbox.descriptor(index).and_then(twin::interpose);
+        match self.twin {
+            Some(_) => Some(Notice::TwinSocket),
+            None => Some(Notice::TwinSocketUnseen),
+        }
     }
 
     fn close(&mut self, observer: &mut dyn Observer) {

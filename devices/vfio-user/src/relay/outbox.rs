@@ -44,6 +44,16 @@ impl Outbox {
         self.packets.is_empty()
     }
 
+    /// Returns a descriptor of the message that waits, unless a part of it has been sent.
+    pub(super) fn descriptor(&mut self, index: usize) -> Option<&mut OwnedFd> {
+        let is_whole = self.packets.iter().all(|packet| packet.sent == 0);
+        let mut descriptors = self
+            .packets
+            .iter_mut()
+            .flat_map(|packet| &mut packet.descriptors);
+        descriptors.nth(index).filter(|_| is_whole)
+    }
+
     /// Returns the number of bytes that may be added, or 0 while descriptors of a second packet
     /// wait, so that no sender exhausts the descriptors of this process.
     pub(super) fn space(&self) -> usize {

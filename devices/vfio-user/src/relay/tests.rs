@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::direction::Direction;
 use super::*;
 use crate::stop::Stop;
 use crate::test_message::message;
@@ -72,6 +73,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::keeping(KEPT)
+    }
+
+    /// Returns a rig whose observer gets so many bytes of a payload.
+    fn keeping(kept: usize) -> Self {
         let (client, near_client) = UnixStream::pair().unwrap();
         let (server, near_server) = UnixStream::pair().unwrap();
         for end in [&client, &server] {
@@ -82,7 +88,7 @@ impl Rig {
         let (sender, seen) = channel();
         let stopped = stop.clone();
         let relay = spawn(move || {
-            let relay = Relay::new(near_client, near_server, KEPT);
+            let relay = Relay::new(near_client, near_server, kept);
             relay
                 .run(stopped.as_fd(), None, &mut Reporter(sender))
                 .unwrap();
@@ -450,4 +456,61 @@ proptest! {
         }
         sender.join().unwrap();
     }
+}
+
+/// Returns the reply to VERSION that offers a second socket.
+fn twin_reply() -> Vec<u8> {
+    let json = br#"{"capabilities":{"twin_socket":{"supported":true,"fd_index":1}}}"#;
+    let mut reply = message(1, flags::REPLY, &[&[0; 4], &json[..], b"\0"].concat());
+    reply.splice(2..4, 1_u16.to_le_bytes());
+    reply
+}
+
+#[test]
+fn second_socket_is_relayed_and_shown() {
+    let rig = Rig::keeping(4096);
+    let (theirs, server) = UnixStream::pair().unwrap();
+    send_with(
+        &rig.server,
+        &twin_reply(),
+        &[&memory("other"), &theirs.into()],
+    );
+    let mut space = [0; 4096];
+    let mut received = receive_some(&rig.client, &mut space);
+    assert_eq!(space.get(..received.bytes), Some(&twin_reply()[..]));
+    let client = UnixStream::from(received.descriptors.pop().unwrap());
+    assert!(matches!(rig.next(), Seen::Message { id: 1, .. }));
+    assert_eq!(rig.next(), Seen::Notice(Side::Server, Notice::TwinSocket));
+    let (command, reply) = (message(2, 0, &[7; 16]), message(2, flags::REPLY, &[8; 20]));
+    for (from, to, bytes, side, payload) in [
+        (&server, &client, command, Side::Server, vec![7; 16]),
+        (&client, &server, reply, Side::Client, vec![8; 20]),
+    ] {
+        send_with(from, &bytes, &[]);
+        let received = receive_some(to, &mut space);
+        assert_eq!(space.get(..received.bytes), Some(&bytes[..]));
+        assert_eq!(rig.next(), seen(side, 2, &payload, &[]));
+    }
+    drop((rig.client, rig.server));
+    rig.relay.join().unwrap();
+    // The second socket ends with the first one, without a word of its own.
+    assert_eq!((&server).read(&mut space).unwrap(), 0);
+    let rest: Vec<Seen> = rig.seen.iter().filter(|seen| *seen != Seen::Idle).collect();
+    let is_end = |seen: &Seen| matches!(seen, Seen::Notice(_, Notice::Closed));
+    assert!(rest.len() <= 2 && rest.iter().all(is_end), "{rest:?}");
+}
+
+#[test]
+fn second_socket_that_comes_apart_from_its_reply_is_reported() {
+    let rig = Rig::keeping(4096);
+    let (theirs, _server) = UnixStream::pair().unwrap();
+    let reply = twin_reply();
+    let (start, rest) = reply.split_at(20);
+    send_with(&rig.server, start, &[&memory("other"), &theirs.into()]);
+    let mut space = [0; 4096];
+    assert_eq!(receive_some(&rig.client, &mut space).descriptors.len(), 2);
+    send_with(&rig.server, rest, &[]);
+    assert!(matches!(rig.next(), Seen::Message { id: 1, .. }));
+    let notice = Notice::TwinSocketUnseen;
+    assert_eq!(rig.next(), Seen::Notice(Side::Server, notice));
 }
