@@ -63,5 +63,6 @@ targets! {
     parsers::program_report 1_000,
     parsers::scenario 100,
     parsers::switch_message 5_000,
+    parsers::vfio_user_decoder 5_000,
     parsers::vfio_user_framing 2_000,
 }

@@ -14,4 +14,5 @@ pub mod machine_text;
 pub mod program_report;
 pub mod scenario;
 pub mod switch_message;
+pub mod vfio_user_decoder;
 pub mod vfio_user_framing;

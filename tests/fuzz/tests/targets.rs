@@ -70,6 +70,7 @@ targets_hold! {
     program_report
     scenario
     switch_message
+    vfio_user_decoder
     vfio_user_framing
 }
 
