@@ -111,7 +111,15 @@ fn own_qemu_gets_devices_one_machine_after_another() {
         pasted.contains("-device 'x3130-upstream") || pasted.contains("-device x3130-upstream"),
         "{pasted}"
     );
-    assert_eq!(said(&pasted), expected("a guest was here"));
+    // A trace of one disk changes nothing.
+    let sockets = pasted.split("\"path\":\"").skip(1);
+    let mut sockets = sockets.filter_map(|rest| rest.split('"').next());
+    let server = sockets.find(|path| path.contains("disk0")).unwrap();
+    let trace = format!("peerbar vfio-user trace {server} --listen traced.sock -o trace.txt 2>&1");
+    let (trace, _) = Serving::start(&guest, folder.path(), &trace, "the client connects").unwrap();
+    let traced = pasted.replace(&format!("\"{server}\""), "\"traced.sock\"");
+    assert_eq!(said(&traced), expected("a guest was here"));
+    check_trace(trace, folder.path()).unwrap();
 
     let (code, news) = serving.end().unwrap();
     assert_eq!(code, Some(0), "{news}");
@@ -137,6 +145,40 @@ fn own_qemu_gets_devices_one_machine_after_another() {
     let run = folder.path().join("runs/latest");
     let verdict = fs::read_to_string(run.join("verdict")).unwrap();
     assert_eq!(verdict, "ended by the user\n");
+}
+
+/// Checks the lines and the summary of a trace whose connection has ended.
+fn check_trace(trace: Serving, folder: &Path) -> anyhow::Result<()> {
+    let (code, summary) = trace.end()?;
+    ensure!(code == Some(0), "{summary}");
+    // Of a command's row: its number of requests, of errors, and of requests without an answer.
+    let row = |command: &str| -> Option<[u64; 3]> {
+        let rows = summary.lines();
+        let row = rows.map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let row = row.into_iter().find(|row| row.first() == Some(&command))?;
+        let numbers = row.get(1..4)?.iter().map(|number| number.parse().ok());
+        numbers.collect::<Option<Vec<u64>>>()?.try_into().ok()
+    };
+    for (command, least) in [
+        ("VERSION", 1),
+        ("DEVICE_GET_INFO", 1),
+        ("DEVICE_RESET", 1),
+        ("DEVICE_SET_IRQS", 2),
+        ("DMA_MAP", 2),
+        ("REGION_WRITE", 100),
+    ] {
+        let [count, errors, unanswered] = row(command).with_context(|| summary.clone())?;
+        ensure!(
+            count >= least && errors == 0 && unanswered == 0,
+            "{command}: {summary}"
+        );
+    }
+    let lines = fs::read_to_string(folder.join("trace.txt"))?;
+    for part in ["VERSION 0.0 max_", "MEMORY|MASTER", "MSI-X vector"] {
+        ensure!(lines.contains(part), "{part}: {lines}");
+    }
+    ensure!(!lines.contains("MALFORMED"), "{lines}");
+    Ok(())
 }
 
 #[test]
