@@ -311,6 +311,7 @@ impl<F: Function> Device for Endpoint<F> {
                 readable: true,
                 writable: true,
                 mapping: RegionMapping::Nothing,
+                offset: 0,
             });
         }
         match self.bar(index) {
@@ -319,12 +320,14 @@ impl<F: Function> Device for Endpoint<F> {
                 readable: true,
                 writable: true,
                 mapping: memory.mapping(),
+                offset: 0,
             }),
             None if index < REGIONS => Some(Region {
                 size: 0,
                 readable: false,
                 writable: false,
                 mapping: RegionMapping::Nothing,
+                offset: 0,
             }),
             None => None,
         }
@@ -336,6 +339,7 @@ impl<F: Function> Device for Endpoint<F> {
                 count,
                 automasked: false,
                 maskable: false,
+                fixed_count: false,
             })
         };
         match index {
@@ -343,6 +347,7 @@ impl<F: Function> Device for Endpoint<F> {
                 count: 1,
                 automasked: true,
                 maskable: true,
+                fixed_count: false,
             }),
             MSI => edge(0),
             MSI_X => edge(self.vectors.count()),

@@ -68,10 +68,11 @@ pub struct Region<'a> {
     pub writable: bool,
     /// The part that the client may map.
     pub mapping: RegionMapping<'a>,
+    /// The offset of the region in the descriptor of its mapping.
+    pub offset: u64,
 }
 
-/// The part of a region that the client may map. Offset 0 of the descriptor is offset 0 of the
-/// region.
+/// The part of a region that the client may map.
 #[derive(Clone, Debug)]
 pub enum RegionMapping<'a> {
     /// No part. If this holds for all regions of a device, QEMU's client writes to them without
@@ -95,6 +96,8 @@ pub struct Irq {
     pub automasked: bool,
     /// The client can mask and unmask it.
     pub maskable: bool,
+    /// Vectors can only be set up all together, not one after the other.
+    pub fixed_count: bool,
 }
 
 /// vfio-user, DEVICE_SET_IRQS.

@@ -9,7 +9,7 @@ use crate::Event;
 use crate::device::{Device, IrqAction};
 use crate::framing::Descriptors;
 use crate::request::{Answer, ClientCommand, check_argsz, parse};
-use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
+use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE, NORESIZE};
 use crate::wire::set_irqs::{
     ACTION, DATA, DATA_BOOL, DATA_EVENTFD, DATA_NONE, MASK, TRIGGER, UNMASK,
 };
@@ -22,9 +22,10 @@ pub(crate) fn info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>
     let irq = device.irq(asked.index.get()).ok_or(Errno::INVAL)?;
     let maskable = if irq.maskable { MASKABLE } else { 0 };
     let automasked = if irq.automasked { AUTOMASKED } else { 0 };
+    let fixed = if irq.fixed_count { NORESIZE } else { 0 };
     let reply = IrqInfo {
         argsz: U32::new(IrqInfo::SIZE),
-        flags: U32::new(EVENTFD | maskable | automasked),
+        flags: U32::new(EVENTFD | maskable | automasked | fixed),
         index: asked.index,
         count: U32::new(irq.count),
     };

@@ -26,7 +26,7 @@ pub(crate) fn answer<'d>(device: &'d dyn Device, payload: &[u8]) -> Result<Answe
         index: asked.index,
         cap_offset: U32::new(if attach { RegionInfo::SIZE } else { 0 }),
         size: U64::new(region.size),
-        offset: U64::new(0),
+        offset: U64::new(region.offset),
     };
     let mut payload = info.as_bytes().to_vec();
     if attach {

@@ -159,6 +159,7 @@ impl Device for Board {
             readable,
             writable,
             mapping,
+            offset: 0,
         })
     }
 
@@ -168,6 +169,7 @@ impl Device for Board {
             count,
             automasked: index == 0,
             maskable: index == 0,
+            fixed_count: false,
         })
     }
 
