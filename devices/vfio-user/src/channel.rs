@@ -91,7 +91,7 @@ impl Channel {
             flags: U32::new(flags::COMMAND),
             error: U32::new(0),
         };
-        let sent = self.writer.send(&header, [access.as_bytes(), data], None);
+        let sent = self.writer.send(&header, [access.as_bytes(), data], &[]);
         sent.map_err(|Closed| RequestError::Gone)
     }
 }

@@ -106,7 +106,7 @@ fn lent_memory(
 
 /// Refuses descriptors that cannot be memory, such as a pipe, a socket, a directory or an eventfd.
 /// Does not query a file system in user space, which may never answer.
-fn check_memory(memory: &OwnedFd) -> Result<(), Errno> {
+pub(crate) fn check_memory(memory: &OwnedFd) -> Result<(), Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(memory, c"", flags, StatxFlags::TYPE)?;
     match FileType::from_raw_mode(found.stx_mode.into()) {

@@ -27,7 +27,7 @@ use crate::wire::{HEADER_SIZE, Header};
 const BUFFER_SIZE: usize = 8192;
 
 /// The reason why a stream can no longer be cut into messages.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum FramingError {
     /// A header announces a message that is smaller than the header, so the start of the next
     /// message is unknown.

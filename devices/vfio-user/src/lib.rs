@@ -1,4 +1,4 @@
-//! Server side of the vfio-user protocol, as QEMU's `vfio-user-pci` client implements it (QEMU
+//! The vfio-user protocol, mainly its server side, as QEMU's `vfio-user-pci` client implements it (QEMU
 //! 10.1.1 and later).
 //!
 //! A [`Device`] is served to the one client of a stream by [`serve`], or to each client of a socket
@@ -15,6 +15,9 @@
 //! No migration and no DIRTY_PAGES, no DEVICE_GET_REGION_IO_FDS, no `twin_socket`, no masking of
 //! interrupts by eventfd: these, like every unknown command, are answered with ENOTSUP. No
 //! reconnection: a client that returns begins a new session.
+//!
+//! # Client side
+//! [`remote`] is a client of other projects' servers.
 //!
 //! # Between others
 //! [`relay`] passes the messages of any client and any server on, and [`decode`] puts them into
@@ -51,6 +54,7 @@ mod pending;
 mod readiness;
 mod region_info;
 pub mod relay;
+pub mod remote;
 mod reply;
 mod request;
 mod request_error;

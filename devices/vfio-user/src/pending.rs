@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 
 use parking_lot::Mutex;
 
-use crate::framing::Payload;
+use crate::framing::{Descriptors, Payload};
 use crate::request_error::RequestError;
 use crate::wire::Header;
 
@@ -15,6 +15,8 @@ use crate::wire::Header;
 pub(crate) struct Reply {
     pub(crate) header: Header,
     pub(crate) payload: Payload,
+    /// Only replies of a server have any.
+    pub(crate) descriptors: Descriptors,
 }
 
 /// The outcome of one message of a call: its number within the call, and its reply.
@@ -99,6 +101,7 @@ mod tests {
         Reply {
             header,
             payload: Payload::Whole(Vec::new()),
+            descriptors: Descriptors::default(),
         }
     }
 

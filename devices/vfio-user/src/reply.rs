@@ -1,4 +1,4 @@
-//! Checks of the client's replies.
+//! Checks of replies.
 
 use rustix::io::Errno;
 
@@ -35,7 +35,8 @@ fn describes(access: &DmaAccess, chunk: &Chunk) -> bool {
     access.address.get() == chunk.address.0 && access.count.get() == chunk.length
 }
 
-fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
+/// Returns the contents of a reply to `command`.
+pub(crate) fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
     if reply.header.is_error() {
         return Err(RequestError::Refused(errno(reply.header.error.get())));
     }

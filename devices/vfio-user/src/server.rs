@@ -30,7 +30,7 @@ use crate::wire::{HEADER_SIZE, Header, command, flags};
 use crate::writer::{Closed, Writer};
 
 /// The longest payload that is parsed: a full transfer and its description.
-const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
+pub(crate) const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
 
 /// The options of a session.
 #[derive(Clone, Debug)]
@@ -202,6 +202,7 @@ impl Session<'_> {
         let reply = Reply {
             header,
             payload: message.payload,
+            descriptors: message.descriptors,
         };
         if !self
             .client
@@ -351,5 +352,6 @@ fn reply(
         flags: U32::new(flags),
         error: U32::new(error),
     };
-    writer.send_by(&header, [&answer.payload, &[]], answer.descriptor, deadline)
+    let descriptors = answer.descriptor.as_slice();
+    writer.send_by(&header, [&answer.payload, &[]], descriptors, deadline)
 }

@@ -36,20 +36,20 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
     })
 }
 
-/// Sends all of `parts` as one message, and `descriptor` with its first bytes. [`Errno::TIMEDOUT`] if the socket
+/// Sends all of `parts` as one message, and the descriptors `rights` with its first bytes. [`Errno::TIMEDOUT`] if the socket
 /// buffer has no free space for it by `deadline`; the stream is then cut inside the message.
 pub fn send(
     stream: &UnixStream,
     mut parts: &mut [IoSlice<'_>],
-    mut descriptor: Option<BorrowedFd<'_>>,
+    mut rights: &[BorrowedFd<'_>],
     deadline: Instant,
 ) -> Result<(), Errno> {
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
-        match descriptors::send(stream, parts, descriptor.as_slice()) {
+        match descriptors::send(stream, parts, rights) {
             Ok(sent) => {
                 IoSlice::advance_slices(&mut parts, sent);
-                descriptor = None;
+                rights = &[];
             }
             Err(Errno::AGAIN) => descriptors::wait_until(stream, PollFlags::OUT, Some(deadline))?,
             Err(Errno::INTR) => {}
@@ -83,7 +83,7 @@ mod tests {
         });
         let (head, tail) = data.split_at(16);
         let mut parts = [IoSlice::new(head), IoSlice::new(&[]), IoSlice::new(tail)];
-        send(&ours, &mut parts, None, soon()).unwrap();
+        send(&ours, &mut parts, &[], soon()).unwrap();
         drop(ours);
         assert_eq!(reader.join().unwrap(), data);
     }
@@ -93,7 +93,7 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let data = vec![0; 8 << 20];
         let deadline = Instant::now() + Duration::from_millis(20);
-        let result = send(&ours, &mut [IoSlice::new(&data)], None, deadline);
+        let result = send(&ours, &mut [IoSlice::new(&data)], &[], deadline);
         assert_eq!(result, Err(Errno::TIMEDOUT));
     }
 
@@ -102,7 +102,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let null = File::open("/dev/null").unwrap();
         let mut parts = [IoSlice::new(b"abcd")];
-        send(&ours, &mut parts, Some(null.as_fd()), soon()).unwrap();
+        send(&ours, &mut parts, &[null.as_fd()], soon()).unwrap();
         let mut space = [0; 2];
         let first = receive(&theirs, &mut space).unwrap();
         assert_eq!((first.bytes, first.descriptors.kept.len()), (2, 1));

@@ -1,4 +1,4 @@
-//! The negotiation at the start of a session (vfio-user, VERSION).
+//! The negotiation at the start of a session, as server and as client (vfio-user, VERSION).
 
 use peerbar_host::socket_file::descriptors::MAX_DESCRIPTORS;
 use rustix::io::Errno;
@@ -16,13 +16,15 @@ const MINOR: u16 = 0;
 /// The most data in one message, in bytes, in both directions.
 pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
-/// The client's capabilities.
+/// The other side's capabilities.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
     /// The names of all proposed capabilities.
     proposed: Vec<String>,
-    /// The most data that the client accepts in one message, in bytes, not 0.
+    /// The most data that it accepts in one message, in bytes, not 0.
     pub(crate) max_data_xfer_size: u64,
+    /// The most descriptors that it accepts in one message, at least 1.
+    pub(crate) max_msg_fds: usize,
     /// The client answers requests for DMA. A client that sends no capabilities at all, not even an
     /// empty set, is SPDK's, which takes such a request for the answer to one of its own requests.
     pub(crate) serves_dma: bool,
@@ -34,12 +36,13 @@ impl Default for Capabilities {
         Self {
             proposed: Vec::new(),
             max_data_xfer_size: 1 << 20,
+            max_msg_fds: 1,
             serves_dma: true,
         }
     }
 }
 
-/// Parses a client's VERSION. EINVAL for another version and for a malformed one.
+/// Parses a VERSION, or the answer to one. EINVAL for another version and for a malformed one.
 pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
     let (version, json) = Version::read_from_prefix(payload).map_err(|_| Errno::INVAL)?;
     if version.major.get() != MAJOR {
@@ -67,9 +70,12 @@ fn parse_capabilities(capabilities: &Map<String, Value>) -> Result<Capabilities,
         Some(Some(size @ 1..)) => size,
         Some(_) => return Err(Errno::INVAL),
     };
+    let max_msg_fds = capabilities.get("max_msg_fds").and_then(Value::as_u64);
+    let max_msg_fds = max_msg_fds.and_then(|most| usize::try_from(most).ok());
     Ok(Capabilities {
         proposed: capabilities.keys().cloned().collect(),
         max_data_xfer_size,
+        max_msg_fds: max_msg_fds.unwrap_or(default.max_msg_fds).max(1),
         ..default
     })
 }
@@ -77,21 +83,34 @@ fn parse_capabilities(capabilities: &Map<String, Value>) -> Result<Capabilities,
 /// Returns our answer to a client's VERSION: those of our capabilities that it proposes. The others
 /// have the protocol's defaults.
 pub(crate) fn answer(client: &Capabilities) -> Vec<u8> {
-    let version = Version {
-        major: U16::new(MAJOR),
-        minor: U16::new(MINOR),
-    };
-    let ours = [
+    let proposed = |(name, _): &(&str, Value)| client.proposed.iter().any(|known| known == name);
+    let ours = ours().into_iter().chain([("write_multiple", json!(true))]);
+    let ours = ours.filter(proposed);
+    message(ours.map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// Returns the VERSION with which we begin a session as a client.
+pub(crate) fn proposal() -> Vec<u8> {
+    let ours = ours().into_iter();
+    message(ours.map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// Returns our capabilities on either side.
+fn ours() -> [(&'static str, Value); 4] {
+    [
         ("max_msg_fds", json!(MAX_DESCRIPTORS)),
         ("max_data_xfer_size", json!(MAX_TRANSFER)),
         ("max_dma_maps", json!(65535)),
         ("pgsizes", json!(4096)),
-        ("write_multiple", json!(true)),
-    ];
-    let proposed = |(name, _): &(&str, Value)| client.proposed.iter().any(|known| known == name);
-    let ours = ours.into_iter().filter(proposed);
-    let ours: Map<String, Value> = ours.map(|(name, value)| (name.to_owned(), value)).collect();
-    let data = json!({"capabilities": ours});
+    ]
+}
+
+fn message(capabilities: Map<String, Value>) -> Vec<u8> {
+    let version = Version {
+        major: U16::new(MAJOR),
+        minor: U16::new(MINOR),
+    };
+    let data = json!({"capabilities": capabilities});
     [version.as_bytes(), data.to_string().as_bytes(), b"\0"].concat()
 }
 
@@ -113,6 +132,7 @@ mod tests {
             "write_multiple": true}}"#;
         let capabilities = parse(&version(0, 0, &[json.as_slice(), b"\0"].concat())).unwrap();
         assert_eq!(capabilities.max_data_xfer_size, 65536);
+        assert_eq!(capabilities.max_msg_fds, 16);
         assert_eq!(capabilities.proposed.len(), 6);
     }
 

@@ -50,9 +50,9 @@ impl Writer {
         &self,
         header: &Header,
         payload: [&[u8]; 2],
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), Closed> {
-        self.send_by(header, payload, descriptor, self.deadline())
+        self.send_by(header, payload, descriptors, self.deadline())
     }
 
     /// Returns the deadline of a message that is sent now.
@@ -65,7 +65,7 @@ impl Writer {
         &self,
         header: &Header,
         payload: [&[u8]; 2],
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptors: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<(), Closed> {
         let mut state = self.state.lock();
@@ -74,7 +74,7 @@ impl Writer {
         };
         let [first, second] = payload;
         let mut parts = [header.as_bytes(), first, second].map(IoSlice::new);
-        if let Err(error) = socket::send(stream, &mut parts, descriptor, deadline) {
+        if let Err(error) = socket::send(stream, &mut parts, descriptors, deadline) {
             // Fails only if the other side has closed the socket already.
             let _ = stream.shutdown(Shutdown::Both);
             *state = State::Closed(Some(error));

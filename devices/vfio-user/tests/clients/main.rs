@@ -1,5 +1,6 @@
 //! The server against two clients: one that sends hand-made bytes, and an independent
-//! implementation.
+//! implementation. The client of other projects' servers against our server, and against one that
+//! sends hand-made bytes.
 
 // Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(
@@ -15,6 +16,8 @@ mod foreign;
 mod hostile;
 mod listener;
 mod protocol;
+mod remote;
+mod remote_hostile;
 mod requests;
 
 use rustix::io::Errno;

@@ -1,0 +1,62 @@
+//! The thread that receives the server's messages.
+
+use std::os::fd::AsFd;
+use std::sync::mpsc::SyncSender;
+
+use peerbar_host::socket_file::descriptors::discard;
+use rustix::io::Errno;
+
+use crate::framing::Message;
+use crate::inbox::{Inbox, Reception};
+use crate::pending::Reply;
+use crate::readiness;
+use crate::server::PAYLOAD_LIMIT;
+
+use super::RemoteEnd;
+use super::connection::Connection;
+
+/// Receives until the session ends. Passes replies to the calls that wait for them, and commands to
+/// `commands`. Returns the reason of the end.
+pub(super) fn run(connection: &Connection, commands: &SyncSender<Message>) -> RemoteEnd {
+    let outcome = receive(connection, commands);
+    connection.end(outcome.err().unwrap_or(RemoteEnd::HungUp));
+    discard(connection.stream());
+    connection.ended().unwrap_or(RemoteEnd::HungUp)
+}
+
+fn receive(connection: &Connection, commands: &SyncSender<Message>) -> Result<(), RemoteEnd> {
+    let mut inbox = Inbox::new(PAYLOAD_LIMIT, None);
+    loop {
+        while let Some(message) = inbox.next_message()? {
+            if !pass_on(connection, message, commands) {
+                return Ok(());
+            }
+        }
+        readiness::wait([connection.stream().as_fd()]).map_err(RemoteEnd::Socket)?;
+        match inbox.receive(connection.stream()) {
+            Ok(Reception::Bytes { .. }) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok(Reception::End) => return Ok(inbox.end()?),
+            // The server has closed its socket with data unread.
+            Err(Errno::CONNRESET) => return Ok(()),
+            Err(error) => return Err(RemoteEnd::Socket(error)),
+        }
+    }
+}
+
+/// Returns `false` if the thread that answers commands has ended.
+fn pass_on(connection: &Connection, message: Message, commands: &SyncSender<Message>) -> bool {
+    let header = message.header;
+    if header.is_reply() {
+        connection.complete(Reply {
+            header,
+            payload: message.payload,
+            descriptors: message.descriptors,
+        });
+        return true;
+    }
+    if !header.is_command() {
+        connection.answer(&header, Err(Errno::INVAL));
+        return true;
+    }
+    commands.send(message).is_ok()
+}
