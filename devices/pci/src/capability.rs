@@ -3,6 +3,11 @@
 
 use bitfield_struct::bitfield;
 
+/// Capability IDs (PCI Code and ID Assignment, 2), and the extended one of ATS (3).
+pub(crate) const POWER_MANAGEMENT: u8 = 0x01;
+pub(crate) const PCI_EXPRESS: u8 = 0x10;
+pub(crate) const ATS: u16 = 0x0f;
+
 /// A capability: its bytes without the next pointer, and the mask of writable bits.
 pub(crate) struct Capability {
     pub(crate) bytes: Vec<u8>,
@@ -37,7 +42,7 @@ pub(crate) fn power_management() -> Capability {
     const VERSION_3: u16 = 3;
     const NO_SOFT_RESET: u16 = 1 << 3;
     const POWER_STATE: u16 = 0b11;
-    Capability::new(0x01, 8)
+    Capability::new(POWER_MANAGEMENT, 8)
         .set(2, &VERSION_3.to_le_bytes(), &[])
         .set(4, &NO_SOFT_RESET.to_le_bytes(), &POWER_STATE.to_le_bytes())
 }
@@ -88,6 +93,11 @@ pub(crate) fn msi_x(msi_x: &MsiX) -> Capability {
         .set(4, &at(msi_x.table), &[])
         .set(8, &at(msi_x.pending), &[])
 }
+
+/// Offset of Device Capabilities in the PCI Express capability, and its bit for a function-level
+/// reset (PCIe Base 6.0, 7.5.3.3).
+pub(crate) const DEVICE_CAPABILITIES: usize = 4;
+pub(crate) const FUNCTION_LEVEL_RESET: u32 = 1 << 28;
 
 /// Offset of Device Control in the PCI Express capability.
 pub(crate) const DEVICE_CONTROL: usize = 8;
@@ -141,7 +151,6 @@ pub(crate) fn ats() -> Capability {
 pub(crate) fn pci_express() -> Capability {
     const VERSION_2_ENDPOINT: u16 = 2;
     const ROLE_BASED_ERRORS: u32 = 1 << 15;
-    const FUNCTION_LEVEL_RESET: u32 = 1 << 28;
     const EXTENDED_TAG: u32 = 1 << 5;
     const MAX_PAYLOAD_256: u32 = 1;
     const GEN3: u32 = 3;
@@ -155,7 +164,7 @@ pub(crate) fn pci_express() -> Capability {
     let writable = DeviceControl::from_bits(u16::MAX).with_initiate_flr(false);
     let device = ROLE_BASED_ERRORS | FUNCTION_LEVEL_RESET | EXTENDED_TAG | MAX_PAYLOAD_256;
     let link_status = (GEN3 | WIDTH_X4) << 16;
-    Capability::new(0x10, 60)
+    Capability::new(PCI_EXPRESS, 60)
         .set(2, &VERSION_2_ENDPOINT.to_le_bytes(), &[])
         .set(4, &device.to_le_bytes(), &[])
         .set(

@@ -6,8 +6,8 @@ use crate::CONFIG_BYTES;
 use crate::address::{BusAddress, Range};
 use crate::bar::Bar;
 use crate::capability::{
-    self, ATS_CONTROL, AtsControl, Capability, DEVICE_CONTROL, DeviceControl, MsiX,
-    PM_CONTROL_STATUS,
+    self, ATS_CONTROL, AtsControl, Capability, DEVICE_CAPABILITIES, DEVICE_CONTROL, DeviceControl,
+    FUNCTION_LEVEL_RESET, MsiX, PM_CONTROL_STATUS,
 };
 
 const COMMAND: usize = 0x04;
@@ -79,9 +79,10 @@ pub struct ConfigSpace {
     initial: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,
     bars: Vec<Bar>,
-    power: usize,
-    express: usize,
-    offers_ats: bool,
+    /// Offsets of the capabilities that have effects.
+    power: Option<usize>,
+    express: Option<usize>,
+    ats: Option<usize>,
 }
 
 impl ConfigSpace {
@@ -92,20 +93,99 @@ impl ConfigSpace {
             initial: Box::new([0; CONFIG_BYTES]),
             writable: Box::new([0; CONFIG_BYTES]),
             bars: bars.to_vec(),
-            power: 0,
-            express: 0,
-            offers_ats: false,
+            power: None,
+            express: None,
+            ats: None,
         };
         space.header(identity);
         let mut end = ListEnd {
             link: CAPABILITIES,
             at: FIRST_CAPABILITY,
         };
-        space.power = space.add(&mut end, &capability::power_management());
+        space.power = Some(space.add(&mut end, &capability::power_management()));
         space.add(&mut end, &capability::msi_x(msi_x));
-        space.express = space.add(&mut end, &capability::pci_express());
+        space.express = Some(space.add(&mut end, &capability::pci_express()));
         space.initial = space.bytes.clone();
         space
+    }
+
+    /// Makes a mirror of another function's configuration space, which has these bytes and whose
+    /// BARs have these sizes. It follows the guest's writes, as far as they have [`Effects`], and
+    /// begins in the state after power-on. I/O space is left out.
+    pub fn mirror(bytes: &[u8; CONFIG_BYTES], bar_sizes: &[u64; 6]) -> Self {
+        let mut space = Self {
+            bytes: Box::new(*bytes),
+            initial: Box::new([0; CONFIG_BYTES]),
+            writable: Box::new([0; CONFIG_BYTES]),
+            bars: Vec::new(),
+            power: None,
+            express: None,
+            ats: None,
+        };
+        space.bars = space.mirrored_bars(bar_sizes);
+        space.power = space.capability(capability::POWER_MANAGEMENT);
+        space.express = space.capability(capability::PCI_EXPRESS);
+        space.ats = space.extended_capability(capability::ATS);
+        space.set(COMMAND, &[0; 2], &writable_command());
+        for bar in space.bars.clone() {
+            space.set_bar(&bar);
+        }
+        if let Some(power) = space.power {
+            let [state, ..] = space.u16(power + PM_CONTROL_STATUS).to_le_bytes();
+            space.set(power + PM_CONTROL_STATUS, &[state & !0b11], &[0b11]);
+        }
+        if let Some(ats) = space.ats {
+            space.set(ats + ATS_CONTROL, &[0; 2], &[0xff; 2]);
+        }
+        space.initial = space.bytes.clone();
+        space
+    }
+
+    fn mirrored_bars(&self, sizes: &[u64; 6]) -> Vec<Bar> {
+        let mut bars = Vec::new();
+        let mut rest = (0..).zip(sizes);
+        while let Some((index, size)) = rest.next() {
+            let mut register = [0; 4];
+            self.read(bar_offset(index) as u64, &mut register);
+            let bar = Bar::from_register(index, u32::from_le_bytes(register), *size);
+            if bar.is_some_and(|bar| bar.is_wide()) {
+                rest.next();
+            }
+            bars.extend(bar);
+        }
+        bars
+    }
+
+    fn set_bar(&mut self, bar: &Bar) {
+        let (initial, mask) = (bar.initial().to_le_bytes(), bar.mask().to_le_bytes());
+        let registers = if bar.is_wide() { 8 } else { 4 };
+        let part = |bytes: [u8; 8]| bytes.into_iter().take(registers).collect::<Vec<_>>();
+        self.set(bar_offset(bar.index()), &part(initial), &part(mask));
+    }
+
+    /// Returns the offset of a capability.
+    fn capability(&self, id: u8) -> Option<usize> {
+        let read = |at| {
+            let mut bytes = [0; 2];
+            self.read(at, &mut bytes);
+            bytes
+        };
+        find_capability(id, read).and_then(|at| usize::try_from(at).ok())
+    }
+
+    /// Returns the offset of an extended capability (PCIe Base 6.0, 7.6.3).
+    fn extended_capability(&self, id: u16) -> Option<usize> {
+        let mut at = EXTENDED;
+        for _ in 0..CONFIG_BYTES / 4 {
+            if at < EXTENDED {
+                return None;
+            }
+            if self.u16(at) == id {
+                return Some(at);
+            }
+            at = usize::from(self.u16(at + 2) >> 4) & !0b11;
+        }
+        None
     }
 
     /// Offers ATS to the guest: the function requests translations of addresses (PCIe Base 6.0,
@@ -114,25 +194,20 @@ impl ConfigSpace {
         let ats = capability::ats();
         self.set(EXTENDED, &ats.bytes, &ats.writable);
         self.initial = self.bytes.clone();
-        self.offers_ats = true;
+        self.ats = Some(EXTENDED);
     }
 
     /// Returns `true` if the guest has enabled ATS.
     pub fn ats(&self) -> bool {
-        self.offers_ats && AtsControl::from_bits(self.u16(EXTENDED + ATS_CONTROL)).enable()
+        let control = |ats| AtsControl::from_bits(self.u16(ats + ATS_CONTROL));
+        self.ats.is_some_and(|ats| control(ats).enable())
     }
 
     fn header(&mut self, identity: &Identity) {
         const CAPABILITIES_LIST: u16 = 1 << 4;
-        let writable = CommandRegister::new()
-            .with_memory_space(true)
-            .with_bus_master(true)
-            .with_parity_error_response(true)
-            .with_serr(true)
-            .with_interrupt_disable(true);
         self.set(0x00, &identity.vendor.to_le_bytes(), &[]);
         self.set(0x02, &identity.device.to_le_bytes(), &[]);
-        self.set(COMMAND, &[], &writable.into_bits().to_le_bytes());
+        self.set(COMMAND, &[], &writable_command());
         self.set(STATUS, &CAPABILITIES_LIST.to_le_bytes(), &[]);
         self.set(
             0x08,
@@ -145,11 +220,7 @@ impl ConfigSpace {
         self.set(INTERRUPT_LINE, &[], &[0xff]);
         self.set(INTERRUPT_PIN, &[1], &[]);
         for bar in self.bars.clone() {
-            self.set(
-                bar_offset(&bar),
-                &bar.initial().to_le_bytes(),
-                &bar.mask().to_le_bytes(),
-            );
+            self.set_bar(&bar);
         }
     }
 
@@ -229,7 +300,10 @@ impl ConfigSpace {
 
     /// Returns `true` if a write sets Initiate Function Level Reset, which is never stored.
     fn asks_for_reset(&self, start: usize, data: &[u8]) -> bool {
-        let high = self.express + DEVICE_CONTROL + 1;
+        let Some(express) = self.express.filter(|express| self.can_reset(*express)) else {
+            return false;
+        };
+        let high = express + DEVICE_CONTROL + 1;
         let [_, bit] = DeviceControl::new()
             .with_initiate_flr(true)
             .into_bits()
@@ -237,6 +311,12 @@ impl ConfigSpace {
         high.checked_sub(start)
             .and_then(|at| data.get(at))
             .is_some_and(|byte| byte & bit != 0)
+    }
+
+    /// Returns `true` if the function supports a function-level reset (PCIe Base 6.0, 7.5.3.3).
+    fn can_reset(&self, express: usize) -> bool {
+        let high = self.u16(express + DEVICE_CAPABILITIES + 2);
+        u32::from(high) << 16 & FUNCTION_LEVEL_RESET != 0
     }
 
     /// Restores the state after power-on. The interrupt line, which belongs to the firmware, stays.
@@ -273,7 +353,7 @@ impl ConfigSpace {
     /// function is in D0, and the guest has given the BAR an address.
     pub fn window(&self, bar: &Bar) -> Option<Range<BusAddress>> {
         let mut register = [0; 8];
-        self.read(bar_offset(bar) as u64, &mut register);
+        self.read(bar_offset(bar.index()) as u64, &mut register);
         let address = u64::from_le_bytes(register) & bar.mask();
         let is_open = self.command().memory_space() && self.in_d0();
         let is_set = address != 0 && address != bar.mask();
@@ -286,7 +366,8 @@ impl ConfigSpace {
     }
 
     fn in_d0(&self) -> bool {
-        self.u16(self.power + PM_CONTROL_STATUS) & 0b11 == 0
+        let state = |power| self.u16(power + PM_CONTROL_STATUS) & 0b11;
+        self.power.is_none_or(|power| state(power) == 0)
     }
 
     fn routing(&self) -> (bool, bool, Vec<Option<Range<BusAddress>>>) {
@@ -310,14 +391,24 @@ struct ListEnd {
     at: usize,
 }
 
-fn bar_offset(bar: &Bar) -> usize {
-    BARS + usize::from(bar.index()) * 4
+fn bar_offset(index: u8) -> usize {
+    BARS + usize::from(index) * 4
+}
+
+/// Returns the bits of the command register that the guest can write.
+fn writable_command() -> [u8; 2] {
+    let writable = CommandRegister::new()
+        .with_memory_space(true)
+        .with_bus_master(true)
+        .with_parity_error_response(true)
+        .with_serr(true)
+        .with_interrupt_disable(true);
+    writable.into_bits().to_le_bytes()
 }
 
 /// Returns the offset of the capability with this number, found as a guest finds it: by a walk of
 /// the list (PCI Local Bus 3.0, 6.7), which has no more entries than configuration space has room
-/// for. `read` reads configuration space. For tests of functions.
-#[cfg(feature = "test-function")]
+/// for. `read` reads configuration space.
 pub fn find_capability(id: u8, mut read: impl FnMut(u64) -> [u8; 2]) -> Option<u64> {
     let [mut at, _] = read(CAPABILITIES as u64);
     for _ in 0..EXTENDED / 4 {
@@ -550,6 +641,79 @@ mod tests {
             !space.write(express + 8, &[0xff]).function_reset,
             "the lower byte alone does not"
         );
+    }
+
+    /// Returns the bytes of a function with a 32-bit BAR0 of 256 bytes, I/O BAR1, a 64-bit BAR2 of
+    /// a page, power management at 0x40, PCI Express at 0x50 and ATS at 0x200, in operation.
+    fn foreign() -> [u8; CONFIG_BYTES] {
+        let mut bytes = [0; CONFIG_BYTES];
+        let mut put = |at: usize, new: &[u8]| bytes[at..at + new.len()].copy_from_slice(new);
+        put(COMMAND, &[0b111, 0]);
+        put(BARS, &0xfebf_1000_u32.to_le_bytes());
+        put(BARS + 4, &0xc001_u32.to_le_bytes());
+        put(BARS + 8, &0x38_0000_000c_u64.to_le_bytes());
+        put(CAPABILITIES, &[0x40]);
+        put(0x40, &[0x01, 0x50, 3, 0, 0b11]);
+        put(0x50, &[0x10, 0, 2, 0, 0, 0, 0, 0x10]);
+        put(EXTENDED, &[0x0d, 0, 1, 0x20]);
+        put(0x200, &[0x0f, 0, 1, 0, 0, 0, 0, 0x80]);
+        bytes
+    }
+
+    #[test]
+    fn mirror_follows_what_the_guest_writes() {
+        let mut mirror = ConfigSpace::mirror(&foreign(), &[0x100, 0x20, 0x1000, 0, 0, 0]);
+        let bars: Vec<_> = mirror
+            .bars()
+            .iter()
+            .map(|b| (b.index(), b.size()))
+            .collect();
+        assert_eq!(bars, [(0, 0x100), (2, 0x1000)]);
+        let windows = |mirror: &ConfigSpace| {
+            let windows = mirror.bars().iter().map(|bar| mirror.window(bar));
+            windows
+                .map(|range| range.map(|range| range.first().0))
+                .collect::<Vec<_>>()
+        };
+        // The state from before is no longer there.
+        assert!(!mirror.bus_master() && !mirror.ats());
+        assert_eq!(windows(&mirror), [None, None]);
+        let mut write = |at: usize, data: &[u8]| mirror.write(at as u64, data);
+        let _ = write(BARS, &[0xff; 4]);
+        let _ = write(BARS, &0xe000_0100_u32.to_le_bytes());
+        let _ = write(BARS + 8, &0x40_0000_0000_u64.to_le_bytes());
+        assert!(write(COMMAND, &[0b110, 0]).routing);
+        assert!(write(0x206, &[0, 0x80]).routing);
+        assert_eq!(windows(&mirror), [Some(0xe000_0100), Some(0x40_0000_0000)]);
+        assert!(mirror.bus_master() && mirror.ats());
+        assert!(mirror.write(0x44, &[0b11]).routing, "D3hot");
+        assert!(!mirror.bus_master());
+        let effects = mirror.write(0x58, &[0, 0x80]);
+        assert!(effects.function_reset);
+        assert!(!mirror.bus_master() && !mirror.ats());
+        let _ = mirror.write(COMMAND as u64, &[0b10, 0]);
+        assert_eq!(windows(&mirror), [Some(0xe000_0100), Some(0x40_0000_0000)]);
+    }
+
+    #[test]
+    fn mirror_of_any_bytes_ends_and_has_no_impossible_bar() {
+        let looped = {
+            let mut bytes = foreign();
+            bytes[0x51] = 0x40;
+            bytes[0x202..0x204].copy_from_slice(&[1, 0x10]);
+            bytes
+        };
+        for bytes in [[0xff; CONFIG_BYTES], [0; CONFIG_BYTES], looped] {
+            for size in [0, 1, 0x18, 0x1000, u64::MAX, 1 << 63] {
+                let mut mirror = ConfigSpace::mirror(&bytes, &[size; 6]);
+                let _ = mirror.write(COMMAND as u64, &[0b110, 0]);
+                let _ = mirror.write(BARS as u64, &[0x5a; BARS_BYTES]);
+                for bar in mirror.bars() {
+                    assert!(bar.size().is_power_of_two() && bar.size() >= 16);
+                    let _ = mirror.window(bar);
+                }
+            }
+        }
     }
 
     proptest! {

@@ -21,9 +21,7 @@ mod no_registers;
 pub use address::{Address, BusAddress, InvalidRange, Iova, Range};
 pub use bar::{Bar, BarError};
 pub use capability::MsiX;
-#[cfg(feature = "test-function")]
-pub use config::find_capability;
-pub use config::{CommandRegister, ConfigSpace, Effects, Identity};
+pub use config::{CommandRegister, ConfigSpace, Effects, Identity, find_capability};
 pub use function::{Function, InterruptMode, Interrupts, UnsupportedRequest};
 #[cfg(feature = "test-function")]
 pub use no_registers::NoRegisters;
