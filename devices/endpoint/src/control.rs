@@ -8,10 +8,20 @@ use peerbar_dma::Requester;
 use peerbar_fault::Rule;
 use peerbar_host::socket_file::line_server::{LineServer, LineServerError, in_force};
 
+use crate::running::FaultObserver;
+
 /// Makes the control socket at `path`, which accepts rules for the faults of `requester`'s
-/// function.
-pub(crate) fn start(path: &Path, requester: Arc<Requester>) -> Result<LineServer, LineServerError> {
-    LineServer::start(path, move |line| obey(line, &requester))
+/// function, and calls `changed` after each command.
+pub(crate) fn start(
+    path: &Path,
+    requester: Arc<Requester>,
+    changed: FaultObserver,
+) -> Result<LineServer, LineServerError> {
+    LineServer::start(path, move |line| {
+        let outcome = obey(line, &requester);
+        changed();
+        outcome
+    })
 }
 
 /// Executes a command. Returns the result, or the reason of a failure, in one line.

@@ -5,16 +5,15 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use peerbar_host::server_log::ServerLog;
-use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, FileAccess, SandboxError, ServerKind};
-use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
+use peerbar_vfio_user::{BindError, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use thiserror::Error;
 
 use crate::options::{DeviceOptions, FaultError};
 use crate::recording::RecordFiles;
-use crate::running::{Running, StartError};
+use crate::running::{Served, StartError};
 
 /// Exit status for an invalid command line (sysexits(3) has 64; clap and this project use 2).
 const USAGE: u8 = 2;
@@ -49,11 +48,11 @@ enum ServeError {
 
 /// Runs the program `daemon`: starts its device and serves it until a signal arrives, confined to
 /// its `files` and its socket. `fault` names the cause if the configuration is invalid.
-pub fn run<F: Function + 'static, C: Error + 'static>(
+pub fn run<S: Served, C: Error + 'static>(
     daemon: &str,
     options: &DeviceOptions,
     files: &[FileAccess<'_>],
-    start: impl FnOnce() -> Result<Running<F>, StartError<C>>,
+    start: impl FnOnce() -> Result<S, StartError<C>>,
     fault: impl FnOnce(&C) -> Fault,
 ) -> ExitCode {
     let _log = ServerLog::start("warn");
@@ -104,40 +103,40 @@ fn confined_files(
     Ok(files)
 }
 
-fn serve_by<F: Function + 'static>(
+fn serve_by<S: Served>(
     options: &DeviceOptions,
     files: RecordFiles,
-    device: &mut Running<F>,
+    device: &mut S,
 ) -> Result<(), Box<dyn Error>> {
-    let endpoint = &mut device.endpoint;
+    let faults_changed = device.fault_observer();
+    let endpoint = device.endpoint();
     files.start(endpoint);
     options.add_faults(endpoint)?;
-    let _control = options.control(endpoint)?;
+    let _control = options.control(endpoint, faults_changed)?;
     options.link.apply(endpoint, &options.socket_path)?;
-    let connections = match device.connections {
+    serve(options, device)?;
+    device.failure().map_or(Ok(()), Err)
+}
+
+/// Serves a device at its socket, to one client after another, until SIGTERM or SIGINT, or until the
+/// device itself ends. Writes the line `ready` to standard output once clients can connect.
+fn serve<S: Served>(options: &DeviceOptions, device: &mut S) -> Result<(), ServeError> {
+    let connections = match device.connections() {
         Connections::None => options.link.connections(),
         connections => connections,
     };
-    Ok(serve(options, connections, endpoint)?)
-}
-
-/// Serves a device at its socket, to one client after another, until SIGTERM or SIGINT. Writes the line `ready` to
-/// standard output once clients can connect.
-fn serve(
-    options: &DeviceOptions,
-    connections: Connections,
-    device: &mut dyn Device,
-) -> Result<(), ServeError> {
     let stop = Stop::new().map_err(io::Error::from)?;
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let handle = signals.handle();
     let triggered = stop.clone();
     let watcher = std::thread::spawn(move || signals.forever().for_each(|_| triggered.trigger()));
     let listener = Listener::bind(&options.socket_path)?;
+    let mut sessions = Options::new(stop);
+    device.prepare(&mut sessions);
     options.sandbox.restrict_calls(connections)?;
     let mut out = io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
-    let served = listener.run(device, &Options::new(stop));
+    let served = listener.run(device.device(), &sessions);
     handle.close();
     if watcher.join().is_err() {
         log::error!("the thread that waits for signals has panicked");

@@ -10,7 +10,7 @@ use peerbar_dma::{
 };
 use peerbar_fault::{AddError, Rule};
 use peerbar_flight::Recorder;
-use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function, Iova, Range};
+use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Effects, Function, Iova, Range};
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
     CONFIG_REGION, Client, Data, Device, DeviceInfo, DmaMap, DmaRequest, Irq, IrqAction, Region,
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use crate::Vectors;
 use crate::decoder::OpenWindow;
-use crate::switch_port::SwitchPort;
+use crate::switch_port::{SwitchPort, WindowObserver};
 
 /// VFIO_PCI_NUM_REGIONS.
 const REGIONS: u32 = 9;
@@ -90,6 +90,7 @@ pub struct Endpoint<F> {
     requester: Arc<Requester>,
     vectors: Arc<Vectors>,
     port: Option<SwitchPort<F>>,
+    observer: Option<Arc<dyn WindowObserver>>,
     /// A message for the log if a client leaves without a write.
     hint: Option<&'static str>,
     /// The client has written to a region.
@@ -108,7 +109,8 @@ impl<F: Function + 'static> Endpoint<F> {
     /// on its peers reach it and it reaches them.
     pub fn attach_to_switch(&mut self, path: &Path, name: &str) -> Result<(), AttachError> {
         let (function, requester) = (self.function.clone(), self.requester.clone());
-        let port = SwitchPort::attach(path, name, function, requester)?;
+        let observer = self.observer.clone();
+        let port = SwitchPort::attach(path, name, function, requester, observer)?;
         let windows = self.open_windows();
         self.port.insert(port).set(windows);
         Ok(())
@@ -120,6 +122,12 @@ impl<F: Function> Endpoint<F> {
     /// before it is served.
     pub fn offer_ats(&mut self) {
         self.config.offer_ats();
+    }
+
+    /// Has the observer learn of the peers' windows. Must be called before the function is attached
+    /// to a switch.
+    pub fn observe_windows(&mut self, observer: Arc<dyn WindowObserver>) {
+        self.observer = Some(observer);
     }
 
     /// Makes transfers on the function's link take time from now on. Must be called before it is
@@ -139,7 +147,7 @@ impl<F: Function> Endpoint<F> {
     }
 
     /// Returns the function's requester, which holds its fault rules.
-    pub(crate) fn requester(&self) -> Arc<Requester> {
+    pub fn requester(&self) -> Arc<Requester> {
         self.requester.clone()
     }
 
@@ -171,6 +179,7 @@ impl<F: Function> Endpoint<F> {
             requester,
             vectors,
             port: None,
+            observer: None,
             hint: None,
             written: false,
             link_downs: 0,
@@ -240,11 +249,35 @@ impl<F: Function> Endpoint<F> {
         self.requester.link_is_up()
     }
 
-    /// Returns `true` if an access to a region reaches the function.
-    fn is_reached(&mut self, region: u32) -> bool {
+    /// Returns `true` if an access to a region reaches the function now: its link is up, and the
+    /// guest has configured it since that was down.
+    pub fn is_reached(&mut self, region: u32) -> bool {
         let is_up = self.follow_link();
         self.is_unconfigured &= !self.config.command().memory_space();
         is_up && (region == CONFIG_REGION || !self.is_unconfigured)
+    }
+
+    /// Applies a write to configuration space to the requester and to the windows. Returns its
+    /// effects. If they include a reset of the function, that is left to the caller.
+    pub fn follow_config_write(&mut self, offset: u64, data: &[u8]) -> Effects {
+        let effects = self.config.write(offset, data);
+        if effects.routing {
+            self.apply_routing();
+        }
+        effects
+    }
+
+    /// Does the work of [`Device::attached`], with another path upstream than the client itself.
+    pub fn attach(&mut self, client: &Client, upstream: Arc<dyn Upstream>) {
+        self.written = false;
+        if self.is_memory_shared {
+            // When it leaves, the renewal is attempted again.
+            client.disconnect();
+        }
+        self.requester.set_link_up();
+        self.follow_link();
+        self.is_unconfigured = false;
+        self.requester.set_upstream(Some(upstream));
     }
 
     /// Resets the function. Interrupts that are held back are lost.
@@ -274,16 +307,8 @@ impl<F: Function> Endpoint<F> {
 
 impl<F: Function> Device for Endpoint<F> {
     fn attached(&mut self, client: Client) {
-        self.written = false;
-        if self.is_memory_shared {
-            // When it leaves, the renewal is attempted again.
-            client.disconnect();
-        }
-        self.requester.set_link_up();
-        self.follow_link();
-        self.is_unconfigured = false;
-        self.requester
-            .set_upstream(Some(Arc::new(ClientMemory(client))));
+        let upstream = Arc::new(ClientMemory(client.clone()));
+        self.attach(&client, upstream);
     }
 
     fn detached(&mut self) {
@@ -382,11 +407,7 @@ impl<F: Function> Device for Endpoint<F> {
             return Ok(());
         }
         if index == CONFIG_REGION {
-            let effects = self.config.write(offset, data);
-            if effects.routing {
-                self.apply_routing();
-            }
-            if effects.function_reset {
+            if self.follow_config_write(offset, data).function_reset {
                 self.reset_function();
             }
             return Ok(());
@@ -457,7 +478,8 @@ fn map_errno(error: MapError) -> Errno {
 }
 
 /// The client as the path upstream.
-struct ClientMemory(Client);
+#[derive(Debug)]
+pub struct ClientMemory(pub Client);
 
 impl Upstream for ClientMemory {
     fn carry_out(&self, requests: &mut [UpstreamRequest<'_>], may_go_on: &dyn Fn() -> bool) {

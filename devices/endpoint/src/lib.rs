@@ -19,11 +19,12 @@ mod running;
 mod shared_registers;
 mod switch_port;
 
-pub use endpoint::{BarMemory, Endpoint, PeerPages};
+pub use endpoint::{BarMemory, ClientMemory, Endpoint, PeerPages};
 pub use interrupts::Vectors;
 pub use options::DeviceOptions;
 pub use peerbar_host::Size;
-pub use peerbar_sandbox::FileAccess;
+pub use peerbar_sandbox::{Connections, FileAccess};
 pub use peerbar_switch::AttachError;
-pub use running::{Running, StartError};
+pub use running::{FaultObserver, Running, Served, StartError};
 pub use shared_registers::{EngineRequests, LONGEST_STEP, SharedRegisters, Task};
+pub use switch_port::{ObservedWindow, WindowObserver};

@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::Endpoint;
 use crate::control;
 use crate::recording::Recording;
+use crate::running::FaultObserver;
 
 /// The options that every device's program has.
 #[derive(Clone, Debug, clap::Args)]
@@ -46,13 +47,24 @@ pub(crate) struct FaultError {
 }
 
 impl DeviceOptions {
+    /// Returns `true` if each DMA is to be recorded.
+    pub fn records_all(&self) -> bool {
+        self.recording.is_of_all()
+    }
+
+    /// Returns `true` if the device is to offer ATS.
+    pub fn offers_ats(&self) -> bool {
+        self.link.ats
+    }
+
     /// Makes the control socket, if one is configured.
     pub(crate) fn control<F: Function>(
         &self,
         endpoint: &Endpoint<F>,
+        changed: FaultObserver,
     ) -> Result<Option<LineServer>, LineServerError> {
         let path = self.control.as_deref();
-        path.map(|path| control::start(path, endpoint.requester()))
+        path.map(|path| control::start(path, endpoint.requester(), changed))
             .transpose()
     }
 

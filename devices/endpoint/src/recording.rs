@@ -42,6 +42,11 @@ pub(crate) struct CountersError {
 }
 
 impl Recording {
+    /// Returns `true` if each DMA is recorded.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.flight.is_some() && matches!(self.record, What::All)
+    }
+
     /// Makes the files. A device whose flight record cannot be made continues without it.
     ///
     /// # Errors

@@ -5,11 +5,45 @@ use std::io;
 use std::thread::JoinHandle;
 
 use peerbar_dma::MemoryError;
-use peerbar_pci::BarError;
+use peerbar_pci::{BarError, Function};
 use peerbar_sandbox::Connections;
+use peerbar_vfio_user::{Device, Options};
 use thiserror::Error;
 
 use crate::Endpoint;
+
+/// Is called after fault rules may have changed.
+pub type FaultObserver = Box<dyn Fn() + Send + Sync>;
+
+/// A device that a daemon serves ([`crate::daemon::run`]).
+pub trait Served {
+    /// The function behind its endpoint.
+    type Function: Function + 'static;
+
+    /// Returns its endpoint on the bus.
+    fn endpoint(&mut self) -> &mut Endpoint<Self::Function>;
+
+    /// Returns the device that clients see.
+    fn device(&mut self) -> &mut dyn Device;
+
+    /// Returns the connections that it makes while it is served.
+    fn connections(&self) -> Connections {
+        Connections::None
+    }
+
+    /// Returns a function that is called after the fault rules may have changed.
+    fn fault_observer(&self) -> FaultObserver {
+        Box::new(|| {})
+    }
+
+    /// Is called before it is served, with the options of each session. Their stop ends the daemon.
+    fn prepare(&mut self, _options: &mut Options) {}
+
+    /// Returns the reason for which it can no longer be served, after it has ended the daemon.
+    fn failure(&self) -> Option<Box<dyn Error>> {
+        None
+    }
+}
 
 /// The reason why a device cannot be started. `C` is the error of its configuration.
 #[derive(Debug, Error)]
@@ -38,7 +72,7 @@ pub struct Running<F> {
     /// The device on its bus.
     pub endpoint: Endpoint<F>,
     /// The connections that the device makes while it is served.
-    pub(crate) connections: Connections,
+    connections: Connections,
     stop: Box<dyn Fn() + Send>,
     engine: Option<JoinHandle<()>>,
 }
@@ -64,6 +98,22 @@ impl<F> Running<F> {
     pub fn with_unix_connections(mut self) -> Self {
         self.connections = Connections::Unix;
         self
+    }
+}
+
+impl<F: Function + 'static> Served for Running<F> {
+    type Function = F;
+
+    fn endpoint(&mut self) -> &mut Endpoint<F> {
+        &mut self.endpoint
+    }
+
+    fn device(&mut self) -> &mut dyn Device {
+        &mut self.endpoint
+    }
+
+    fn connections(&self) -> Connections {
+        self.connections
     }
 }
 

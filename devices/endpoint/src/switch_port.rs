@@ -1,9 +1,12 @@
 //! A function's port at a switch: its windows for its peers, and their windows for it.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use peerbar_dma::{
     Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, MemoryFile, PeerError, PeerId,
     PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
@@ -20,6 +23,27 @@ use crate::{BarMemory, PeerPages};
 /// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
 /// ([`peerbar_switch::MAX_WINDOWS`]): three BARs of 64 bits, one of them in three parts.
 const MOST_AREAS: usize = 1;
+
+/// A peer's window, for others than the function's requester.
+#[derive(Debug)]
+pub struct ObservedWindow {
+    /// Its bus addresses.
+    pub range: Range<BusAddress>,
+    /// If several windows cover one address, the one with the smallest claim answers.
+    pub claim: u64,
+    /// The memory behind it and the offset of the window in it, if the switch lets the function
+    /// have it and no link on the way takes time.
+    pub memory: Option<(OwnedFd, u64)>,
+}
+
+/// Learns of the peers' windows that the function's requests reach, after the function's requester has. The methods are called from the
+/// link's own thread, and peers wait until they return.
+pub trait WindowObserver: Send + Sync {
+    /// These are all windows of the peer now. The memory of others must not be used any more.
+    fn windows(&self, peer: PeerId, windows: Vec<ObservedWindow>);
+    /// No peer has a window any more.
+    fn lost(&self);
+}
 
 /// A function's link to its switch.
 pub(crate) struct SwitchPort<F> {
@@ -38,6 +62,7 @@ impl<F: Function + 'static> SwitchPort<F> {
         name: &str,
         function: Arc<F>,
         requester: Arc<Requester>,
+        observer: Option<Arc<dyn WindowObserver>>,
     ) -> Result<Self, AttachError> {
         let leases =
             Leases::new().map_err(|error| AttachError::Descriptor(io::Error::other(error)))?;
@@ -45,10 +70,14 @@ impl<F: Function + 'static> SwitchPort<F> {
         let lent_leases = Descriptor::new(lent_leases.map_err(AttachError::Descriptor)?);
         let attachment = Attachment::new(path, name)?;
         let routing = routing(attachment.mode());
+        // Requests that are redirected meet no window.
+        let observer = observer.filter(|_| routing != PeerRouting::Redirect);
         let decoder = Arc::new(Decoder::new(function, requester.clone()));
         let link = attachment.start(Arc::new(SwitchPeers {
             requester: requester.clone(),
             decoder: decoder.clone(),
+            observer,
+            timed: Mutex::default(),
         }))?;
         requester.set_switch(routing, Arc::new(ByMessage(link.requests())));
         if let Some(own) = requester.link() {
@@ -90,9 +119,29 @@ impl<F: Function> SwitchPort<F> {
 struct SwitchPeers<F> {
     requester: Arc<Requester>,
     decoder: Arc<Decoder<F>>,
+    observer: Option<Arc<dyn WindowObserver>>,
+    /// The peers whose links take time.
+    timed: Mutex<BTreeSet<PortId>>,
 }
 
 impl<F: Function> SwitchPeers<F> {
+    /// Returns a peer's windows for the observer. Requests to those that are gone fail.
+    fn observed(&self, peer: PortId, windows: &[BarWindow]) -> Vec<ObservedWindow> {
+        let takes_time = self.requester.link().is_some() || self.timed.lock().contains(&peer);
+        let observed = |window: &BarWindow| ObservedWindow {
+            range: window.range,
+            claim: window.claim,
+            memory: match &window.backing {
+                BarBacking::Lent(fd, offset, _) if !takes_time => {
+                    fd.try_clone().ok().map(|fd| (fd, *offset))
+                }
+                _ => None,
+            },
+        };
+        let is_there = |window: &&BarWindow| !matches!(window.backing, BarBacking::Gone);
+        windows.iter().filter(is_there).map(observed).collect()
+    }
+
     /// Returns a peer's memory, or `None` if it cannot be mapped safely.
     fn borrowed(
         &self,
@@ -124,6 +173,10 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
     }
 
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64) {
+        let observed = self
+            .observer
+            .as_ref()
+            .map(|_| self.observed(peer, &windows));
         let peer = PeerId(peer.0);
         let leases = borrowed_leases(&self.requester, leases);
         let windows = windows.into_iter().map(|window| PeerWindow {
@@ -146,9 +199,13 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         // The function's own requests need not wait for earlier ones.
         self.requester.know_changes(known);
         drop(drain);
+        if let (Some(observer), Some(windows)) = (&self.observer, observed) {
+            observer.windows(peer, windows);
+        }
     }
 
     fn link(&self, peer: PortId, timing: LinkTiming) {
+        self.timed.lock().insert(peer);
         let meters = match timing.meter.try_clone() {
             Ok(meters) => meters,
             Err(error) => {
@@ -167,6 +224,9 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
 
     fn lost(&self) {
         drop(self.requester.lose_peers());
+        if let Some(observer) = &self.observer {
+            observer.lost();
+        }
     }
 
     fn read(&self, peer: PortId, address: BusAddress, data: &mut [u8]) -> Result<(), Unsupported> {
