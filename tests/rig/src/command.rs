@@ -123,6 +123,10 @@ impl DaemonCommand {
         self.folder.path()
     }
 
+    pub(crate) fn program(&self) -> &OsStr {
+        &self.program
+    }
+
     pub(crate) fn socket_path(&self) -> &Path {
         &self.socket
     }

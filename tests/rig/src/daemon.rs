@@ -10,6 +10,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
+use crate::proxied::Proxied;
 use crate::{DaemonCommand, TIME_OUT};
 
 /// The end of a daemon.
@@ -41,6 +42,8 @@ pub struct Daemon {
     stdout: BufReader<ChildStdout>,
     /// `true` if the test has ended it, or waits for its end.
     is_ended: bool,
+    /// A proxy between its clients and it.
+    proxy: Option<Proxied>,
 }
 
 impl Daemon {
@@ -51,16 +54,23 @@ impl Daemon {
             child,
             stdout,
             is_ended: false,
+            proxy: None,
         };
         match daemon.next_line().as_str() {
-            "ready" => Ok(daemon),
+            "ready" => {
+                daemon.proxy = Proxied::start(&daemon.command);
+                Ok(daemon)
+            }
             _ => Err(daemon.exit()),
         }
     }
 
     /// Returns the path of its socket.
     pub fn socket(&self) -> &Path {
-        self.command.socket_path()
+        match &self.proxy {
+            Some(proxy) => proxy.socket(),
+            None => self.command.socket_path(),
+        }
     }
 
     /// Returns the folder of its files.
@@ -138,7 +148,17 @@ impl Daemon {
         (self.child, self.stdout) = spawn(&self.command);
         let line = self.next_line();
         assert_eq!(line, "ready", "{}", self.stderr());
+        self.proxy = None;
+        self.proxy = Proxied::start(&self.command);
         self.is_ended = false;
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Panics
+    /// If it does not end within 20 s.
+    pub fn end(&mut self) -> Exit {
+        self.exit()
     }
 
     fn exit(&mut self) -> Exit {

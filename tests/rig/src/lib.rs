@@ -41,6 +41,7 @@ mod link;
 mod local_device;
 pub mod nvme;
 mod peer;
+mod proxied;
 mod raw_client;
 mod raw_server;
 mod relayed;

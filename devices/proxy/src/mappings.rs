@@ -1,0 +1,488 @@
+//! The memory that the server may use: what the client lends, and the windows of peers.
+//!
+//! A switch routes by bus address before the IOMMU translates, so a window replaces the client's
+//! mappings at its addresses. A server unmaps only whole mappings. So a mapping of the client that
+//! changes in part is taken back, and its remaining parts are lent again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use peerbar_dma::PeerId;
+use peerbar_endpoint::ObservedWindow;
+use peerbar_pci::{Iova, Range};
+use peerbar_vfio_user::DmaMap;
+use peerbar_vfio_user::remote::{CallError, Lending, RemoteDevice};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+
+/// Memory for the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Lent {
+    pub(crate) range: Range<Iova>,
+    readable: bool,
+    writable: bool,
+    /// The memory, and the offset of the range in it. Without it, the server asks for each access.
+    memory: Option<(Arc<OwnedFd>, u64)>,
+}
+
+impl Lent {
+    /// Returns the part with these addresses, which lie in the range.
+    fn part(&self, range: Range<Iova>) -> Self {
+        let skip = self.range.offset_of(range.first()).unwrap_or_default();
+        let memory = self.memory.as_ref();
+        Self {
+            range,
+            memory: memory.map(|(file, offset)| (file.clone(), offset.saturating_add(skip))),
+            ..*self
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let access = |lent: &Self| (lent.range, lent.readable, lent.writable);
+        let is_same_memory = match (&self.memory, &other.memory) {
+            (None, None) => true,
+            (Some((one, at)), Some((other, other_at))) => Arc::ptr_eq(one, other) && at == other_at,
+            _ => false,
+        };
+        is_same_memory && access(self) == access(other)
+    }
+}
+
+/// The window of a peer.
+#[derive(Debug)]
+struct Window {
+    peer: PeerId,
+    claim: u64,
+    lent: Lent,
+}
+
+/// A server that is lent memory.
+pub(crate) trait Borrower {
+    /// Lends memory.
+    fn map(&self, lent: &Lent) -> Result<(), CallError>;
+    /// Takes a mapping back.
+    fn unmap(&self, range: Range<Iova>) -> Result<(), CallError>;
+}
+
+impl Borrower for RemoteDevice {
+    fn map(&self, lent: &Lent) -> Result<(), CallError> {
+        self.dma_map(&Lending {
+            range: lent.range,
+            readable: lent.readable,
+            writable: lent.writable,
+            memory: lent.memory.as_ref().map(|(fd, at)| (fd.as_fd(), *at)),
+        })
+    }
+
+    fn unmap(&self, range: Range<Iova>) -> Result<(), CallError> {
+        self.dma_unmap(range)
+    }
+}
+
+/// Disjoint mappings by their first address.
+type Table = BTreeMap<Iova, Lent>;
+
+/// The memory that the server may use.
+#[derive(Debug)]
+pub(crate) struct Mappings<S = RemoteDevice> {
+    server: Arc<S>,
+    /// Lend no memory, so that the server asks for each access.
+    by_messages: bool,
+    /// The files that are lent, by device and inode: the client sends many descriptors of one.
+    files: HashMap<(u64, u64), Weak<OwnedFd>>,
+    client: Table,
+    /// The windows of the peers. The first that covers an address counts.
+    windows: Vec<Window>,
+    /// The mappings that the server has.
+    sent: Table,
+}
+
+impl<S: Borrower> Mappings<S> {
+    pub(crate) fn new(server: Arc<S>, by_messages: bool) -> Self {
+        Self {
+            server,
+            by_messages,
+            files: HashMap::new(),
+            client: Table::new(),
+            windows: Vec::new(),
+            sent: Table::new(),
+        }
+    }
+
+    /// Returns the memory of a mapping of the client, to be passed to [`Mappings::map`].
+    pub(crate) fn lend(&mut self, map: &DmaMap) -> Result<Lent, Errno> {
+        let memory = map.memory.as_ref();
+        let memory = memory.map(|(fd, offset)| Ok((self.file(fd)?, *offset)));
+        Ok(Lent {
+            range: map.range,
+            readable: map.readable,
+            writable: map.writable,
+            memory: memory.transpose()?,
+        })
+    }
+
+    /// Returns a descriptor of the file that this one is of.
+    fn file(&mut self, fd: &OwnedFd) -> Result<Arc<OwnedFd>, Errno> {
+        let status = fstat(fd)?;
+        let id = (status.st_dev, status.st_ino);
+        if let Some(known) = self.files.get(&id).and_then(Weak::upgrade) {
+            return Ok(known);
+        }
+        let file = Arc::new(fd.try_clone().map_err(|_| Errno::MFILE)?);
+        self.files.retain(|_, file| file.strong_count() > 0);
+        self.files.insert(id, Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    /// Adds a mapping of the client, which overlaps no other.
+    pub(crate) fn map(&mut self, lent: Lent) -> Result<(), Errno> {
+        let range = lent.range;
+        self.client.insert(range.first(), lent);
+        self.refresh(range).map_err(|error| {
+            self.client.remove(&range.first());
+            let _ = self.refresh(range);
+            error.errno()
+        })
+    }
+
+    /// Removes a range from the client's mappings.
+    pub(crate) fn unmap(&mut self, range: Range<Iova>) {
+        let cut: Vec<Lent> = overlapping(&self.client, range).cloned().collect();
+        for lent in cut {
+            self.client.remove(&lent.range.first());
+            let before = lent.range.before(range.first());
+            let after = lent.range.after(range.last());
+            for rest in before.into_iter().chain(after) {
+                self.client.insert(rest.first(), lent.part(rest));
+            }
+        }
+        self.refresh_or_warn(range);
+    }
+
+    /// Replaces all windows of a peer. A window without memory is reached by messages.
+    pub(crate) fn set_windows(&mut self, peer: PeerId, windows: Vec<ObservedWindow>) {
+        let mut changed: Vec<Range<Iova>> = Vec::new();
+        self.windows.retain(|window| {
+            let stays = window.peer != peer;
+            changed.extend((!stays).then_some(window.lent.range));
+            stays
+        });
+        for window in windows {
+            match self.window(peer, window) {
+                Ok(window) => {
+                    changed.push(window.lent.range);
+                    self.windows.push(window);
+                }
+                Err(error) => log::warn!("a window of peer {} is not lent: {error}", peer.0),
+            }
+        }
+        self.windows.sort_by_key(|window| window.claim);
+        changed
+            .into_iter()
+            .for_each(|range| self.refresh_or_warn(range));
+    }
+
+    fn window(&mut self, peer: PeerId, window: ObservedWindow) -> Result<Window, Errno> {
+        let range = Range::from_bounds(Iova(window.range.first().0), Iova(window.range.last().0));
+        let lent = self.lend(&DmaMap {
+            range: range.ok_or(Errno::INVAL)?,
+            readable: true,
+            writable: true,
+            memory: window.memory,
+        })?;
+        let claim = window.claim;
+        Ok(Window { peer, claim, lent })
+    }
+
+    /// Removes the windows of all peers.
+    pub(crate) fn close_windows(&mut self) {
+        let peers: Vec<PeerId> = self.windows.iter().map(|window| window.peer).collect();
+        for peer in peers {
+            self.set_windows(peer, Vec::new());
+        }
+    }
+
+    /// Lends the server no memory from now on, or memory again.
+    pub(crate) fn set_by_messages(&mut self, by_messages: bool) {
+        if std::mem::replace(&mut self.by_messages, by_messages) != by_messages {
+            self.refresh_or_warn(Range::all());
+        }
+    }
+
+    fn refresh_or_warn(&mut self, range: Range<Iova>) {
+        if let Err(error) = self.refresh(range) {
+            log::warn!("the server has no mapping at {range}: {error}");
+        }
+    }
+
+    /// Has the server's mappings agree with those of the client and the windows wherever they meet
+    /// `range`.
+    fn refresh(&mut self, range: Range<Iova>) -> Result<(), CallError> {
+        let hull = self.hull(range);
+        let wanted = self.wanted(hull);
+        let sent: Vec<Lent> = overlapping(&self.sent, hull).cloned().collect();
+        let is_in = |list: &[Lent], lent: &Lent| list.iter().any(|other| other.is_same(lent));
+        for old in sent.iter().filter(|old| !is_in(&wanted, old)) {
+            self.sent.remove(&old.range.first());
+            if let Err(error) = self.server.unmap(old.range) {
+                log::warn!("the server may keep its mapping at {}: {error}", old.range);
+            }
+        }
+        for new in wanted.into_iter().filter(|new| !is_in(&sent, new)) {
+            self.server.map(&new)?;
+            self.sent.insert(new.range.first(), new);
+        }
+        Ok(())
+    }
+
+    /// Returns the smallest range around `range` that cuts no mapping and no window.
+    fn hull(&self, range: Range<Iova>) -> Range<Iova> {
+        let mut hull = range;
+        loop {
+            let met = overlapping(&self.client, hull).chain(overlapping(&self.sent, hull));
+            let wider = met
+                .chain(self.windows_in(hull))
+                .fold(hull, |hull, lent| union(hull, lent.range));
+            if wider == hull {
+                return hull;
+            }
+            hull = wider;
+        }
+    }
+
+    fn windows_in(&self, range: Range<Iova>) -> impl Iterator<Item = &Lent> {
+        let windows = self.windows.iter().map(|window| &window.lent);
+        windows.filter(move |window| window.range.overlaps(&range))
+    }
+
+    /// Returns the mappings that the server should have in a range that cuts none.
+    fn wanted(&self, hull: Range<Iova>) -> Vec<Lent> {
+        let mut wanted = Vec::new();
+        for window in self.windows_in(hull) {
+            wanted.extend(window.parts_without(&wanted));
+        }
+        let windows = wanted.clone();
+        let rest = overlapping(&self.client, hull).flat_map(|lent| lent.parts_without(&windows));
+        wanted.extend(rest);
+        if self.by_messages {
+            wanted.iter_mut().for_each(|lent| lent.memory = None);
+        }
+        wanted
+    }
+}
+
+impl Lent {
+    /// Returns the parts outside the ranges of `others`.
+    fn parts_without(&self, others: &[Self]) -> Vec<Self> {
+        let mut parts = vec![self.range];
+        for other in others.iter().map(|other| other.range) {
+            let rest = parts
+                .into_iter()
+                .flat_map(|part| match part.overlaps(&other) {
+                    true => [part.before(other.first()), part.after(other.last())],
+                    false => [Some(part), None],
+                });
+            parts = rest.flatten().collect();
+        }
+        parts.into_iter().map(|part| self.part(part)).collect()
+    }
+}
+
+/// Returns the mappings that overlap a range.
+fn overlapping(table: &Table, range: Range<Iova>) -> impl Iterator<Item = &Lent> {
+    let up_to = table.range(..=range.last()).rev().map(|(_, lent)| lent);
+    up_to.take_while(move |lent| lent.range.overlaps(&range))
+}
+
+fn union(one: Range<Iova>, other: Range<Iova>) -> Range<Iova> {
+    let first = one.first().min(other.first());
+    let last = one.last().max(other.last());
+    Range::from_bounds(first, last).unwrap_or(one)
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use peerbar_pci::BusAddress;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    /// A server that checks its mappings like one that unmaps only whole ones.
+    #[derive(Default)]
+    struct Server(Mutex<Vec<(u64, u64, Option<u64>)>>);
+
+    impl Borrower for Server {
+        fn map(&self, lent: &Lent) -> Result<(), CallError> {
+            let mut mappings = self.0.lock();
+            let (first, last) = (lent.range.first().0, lent.range.last().0);
+            let meets = |(at, to, _): &(u64, u64, _)| *at <= last && first <= *to;
+            if mappings.iter().any(meets) || first == REFUSED {
+                return Err(CallError::Refused(Errno::EXIST));
+            }
+            let offset = lent.memory.as_ref().map(|(_, offset)| *offset);
+            mappings.push((first, last, offset));
+            mappings.sort_unstable();
+            Ok(())
+        }
+
+        fn unmap(&self, range: Range<Iova>) -> Result<(), CallError> {
+            let mut mappings = self.0.lock();
+            let is_meant =
+                |(at, to, _): &(u64, u64, _)| (*at, *to) == (range.first().0, range.last().0);
+            let found = mappings.iter().position(is_meant);
+            mappings.remove(found.expect("a mapping that the server has"));
+            Ok(())
+        }
+    }
+
+    /// An IOVA that the server does not map.
+    const REFUSED: u64 = 0xbad_0000;
+
+    fn range(first: u64, last: u64) -> Range<Iova> {
+        Range::from_bounds(Iova(first), Iova(last)).unwrap()
+    }
+
+    struct Rig {
+        mappings: Mappings<Server>,
+        memory: OwnedFd,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            Self {
+                mappings: Mappings::new(Arc::default(), false),
+                memory: memfd_create("test", MemfdFlags::CLOEXEC).unwrap(),
+            }
+        }
+
+        fn lent(&mut self, first: u64, last: u64, offset: Option<u64>) -> Lent {
+            let memory = offset.map(|offset| (self.memory.try_clone().unwrap(), offset));
+            let map = DmaMap {
+                range: range(first, last),
+                readable: true,
+                writable: true,
+                memory,
+            };
+            self.mappings.lend(&map).unwrap()
+        }
+
+        fn map(&mut self, first: u64, last: u64, offset: Option<u64>) {
+            let lent = self.lent(first, last, offset);
+            self.mappings.map(lent).unwrap();
+        }
+
+        fn open(&mut self, peer: u32, first: u64, last: u64, offset: Option<u64>) {
+            let memory = offset.map(|offset| (self.memory.try_clone().unwrap(), offset));
+            let window = ObservedWindow {
+                range: Range::from_bounds(BusAddress(first), BusAddress(last)).unwrap(),
+                claim: peer.into(),
+                memory,
+            };
+            self.mappings.set_windows(PeerId(peer), vec![window]);
+        }
+
+        fn close(&mut self, peer: u32) {
+            self.mappings.set_windows(PeerId(peer), Vec::new());
+        }
+
+        fn has(&self) -> Vec<(u64, u64, Option<u64>)> {
+            self.mappings.server.0.lock().clone()
+        }
+    }
+
+    #[test]
+    fn window_replaces_the_mapping_below_it_and_gives_it_back() {
+        let mut rig = Rig::new();
+        rig.map(0, 0xffff, Some(0x10_0000));
+        rig.map(0x10_0000, 0x10_ffff, None);
+        rig.open(1, 0x4000, 0x4fff, Some(0));
+        rig.open(2, 0xf_8000, 0x10_7fff, None);
+        assert_eq!(
+            rig.has(),
+            [
+                (0, 0x3fff, Some(0x10_0000)),
+                (0x4000, 0x4fff, Some(0)),
+                (0x5000, 0xffff, Some(0x10_5000)),
+                (0xf_8000, 0x10_7fff, None),
+                (0x10_8000, 0x10_ffff, None),
+            ]
+        );
+        rig.close(2);
+        rig.close(1);
+        assert_eq!(
+            rig.has(),
+            [(0, 0xffff, Some(0x10_0000)), (0x10_0000, 0x10_ffff, None)]
+        );
+    }
+
+    #[test]
+    fn mapping_below_a_window_is_lent_around_it() {
+        let mut rig = Rig::new();
+        rig.open(1, 0x4000, 0x4fff, Some(0));
+        rig.map(0x3000, 0x5fff, None);
+        let expected = [
+            (0x3000, 0x3fff, None),
+            (0x4000, 0x4fff, Some(0)),
+            (0x5000, 0x5fff, None),
+        ];
+        assert_eq!(rig.has(), expected);
+        rig.mappings.unmap(range(0x3000, 0x5fff));
+        assert_eq!(rig.has(), expected[1..2]);
+    }
+
+    #[test]
+    fn spans_of_many_parts_of_and_no_mappings_are_unmapped() {
+        let mut rig = Rig::new();
+        for page in 0..8 {
+            rig.map(page * 0x1000, page * 0x1000 + 0xfff, Some(page * 0x1000));
+        }
+        rig.mappings.unmap(range(0x1800, 0x57ff));
+        rig.mappings.unmap(range(0x10_0000, u64::MAX));
+        assert_eq!(
+            rig.has(),
+            [
+                (0, 0xfff, Some(0)),
+                (0x1000, 0x17ff, Some(0x1000)),
+                (0x5800, 0x5fff, Some(0x5800)),
+                (0x6000, 0x6fff, Some(0x6000)),
+                (0x7000, 0x7fff, Some(0x7000)),
+            ]
+        );
+        rig.mappings.unmap(Range::all());
+        assert_eq!(rig.has(), []);
+    }
+
+    #[test]
+    fn first_of_two_windows_answers_where_they_meet() {
+        let mut rig = Rig::new();
+        rig.open(1, 0x4000, 0x4fff, Some(0));
+        rig.open(2, 0x4000, 0x6fff, Some(0x8000));
+        let expected = [(0x4000, 0x4fff, Some(0)), (0x5000, 0x6fff, Some(0x9000))];
+        assert_eq!(rig.has(), expected);
+        rig.close(1);
+        assert_eq!(rig.has(), [(0x4000, 0x6fff, Some(0x8000))]);
+    }
+
+    #[test]
+    fn mapping_that_the_server_refuses_is_not_kept() {
+        let mut rig = Rig::new();
+        let lent = rig.lent(REFUSED, REFUSED + 0xfff, None);
+        assert_eq!(rig.mappings.map(lent), Err(Errno::EXIST));
+        rig.open(1, REFUSED + 0x800, REFUSED + 0xfff, None);
+        assert_eq!(rig.has(), [(REFUSED + 0x800, REFUSED + 0xfff, None)]);
+    }
+
+    #[test]
+    fn server_that_is_counted_gets_no_memory() {
+        let mut rig = Rig::new();
+        rig.map(0, 0xfff, Some(0));
+        rig.mappings.set_by_messages(true);
+        assert_eq!(rig.has(), [(0, 0xfff, None)]);
+        rig.open(1, 0x4000, 0x4fff, Some(0));
+        rig.mappings.set_by_messages(false);
+        let direct = [(0, 0xfff, Some(0)), (0x4000, 0x4fff, Some(0))];
+        assert_eq!(rig.has(), direct);
+    }
+}

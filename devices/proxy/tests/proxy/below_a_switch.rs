@@ -1,0 +1,283 @@
+//! A proxy and a device of ours below one switch.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
+use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_nvme_driver::DmaMemory;
+use peerbar_pci::{Bar, ConfigSpace, Function, Iova};
+use peerbar_rig::{Client, GuestRam, Link, Ready, ServerThread, pattern};
+use peerbar_switch::{Config, LinkMode};
+use peerbar_vfio_user::{CONFIG_REGION, Device};
+
+use crate::copier::{CopierServer, ENDED, LENGTH, MEMORY_BAR, SOURCE, TO, copy};
+use crate::{below, until};
+
+const RAM: u64 = 0x10_0000;
+/// The BARs of the proxy's device, and those of the card.
+const REGISTERS: u64 = 0x38_0000_0000;
+const MEMORY: u64 = 0x38_0010_0000;
+const CARD: u64 = 0x39_0000_0000;
+const CARD_BYTES: u64 = 0x1_0000;
+const CARD_REGISTERS: u64 = 0x39_0010_0000;
+
+fn switch(modes: &[(&str, LinkMode)]) -> ServerThread {
+    let modes = modes.iter();
+    let modes = modes.map(|(name, mode)| ((*name).to_owned(), *mode));
+    let config = Config {
+        modes: modes.collect(),
+        ..Config::default()
+    };
+    ServerThread::start(|path: &Path, stop: UnixStream, ready: Ready| {
+        peerbar_switch::serve(path, config, None, &stop, ready).unwrap();
+    })
+}
+
+/// A function that records the writes to its registers, which read as 0x5a.
+#[derive(Default)]
+struct Notes(Mutex<Vec<(u64, Vec<u8>)>>);
+
+impl Function for Notes {
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0x5a);
+    }
+
+    fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
+        self.0.lock().unwrap().push((offset, data.to_vec()));
+    }
+
+    fn reset(&self) {}
+}
+
+/// An endpoint of ours with memory in BAR0 and registers in BAR2.
+struct Card {
+    endpoint: Endpoint<Notes>,
+    notes: Arc<Notes>,
+    requester: Arc<Requester>,
+    memory: Arc<MemoryFile>,
+}
+
+impl Card {
+    fn new(switch: &Path) -> Self {
+        let bar = |index, size| Bar::new(index, size, true).unwrap();
+        let config = ConfigSpace::of_test_function(&[bar(0, CARD_BYTES), bar(2, 0x4000)]);
+        let memory = Arc::new(MemoryFile::create("card", CARD_BYTES).unwrap());
+        let span = Span {
+            file: memory.clone(),
+            offset: 0,
+        };
+        let notes = Arc::new(Notes::default());
+        let requester = Arc::new(Requester::new());
+        let vectors = Arc::new(Vectors::new(1).unwrap());
+        let behind = [BarMemory::Memory(span), BarMemory::Registers];
+        let mut endpoint = Endpoint::new(notes.clone(), config, behind, requester.clone(), vectors);
+        endpoint.attach_to_switch(switch, "card").unwrap();
+        let mut card = Self {
+            endpoint,
+            notes,
+            requester,
+            memory,
+        };
+        card.configure(0x10, &CARD.to_le_bytes());
+        card.configure(0x18, &CARD_REGISTERS.to_le_bytes());
+        card.set_command(0b110);
+        card
+    }
+
+    fn configure(&mut self, offset: u64, data: &[u8]) {
+        let written = self.endpoint.region_write(CONFIG_REGION, offset, data);
+        written.unwrap();
+    }
+
+    fn set_command(&mut self, command: u8) {
+        self.configure(4, &[command, 0]);
+    }
+
+    fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.memory.read(offset, &mut data).unwrap();
+        data
+    }
+}
+
+/// A copier behind a proxy, and a card, below one switch.
+struct Rig {
+    card: Card,
+    client: Client,
+    server: CopierServer,
+    _daemon: peerbar_rig::Daemon,
+    _switch: ServerThread,
+}
+
+impl Rig {
+    fn new(modes: &[(&str, LinkMode)], more: &[&str]) -> Self {
+        let switch = switch(modes);
+        let server = CopierServer::start();
+        let daemon = below(&switch.socket(), &server.path(), more);
+        let ram = GuestRam::new(RAM, 0x10_0000);
+        ram.write(RAM, &pattern(0x1000, 3)).unwrap();
+        let client = Client::attach(daemon.socket(), &ram).unwrap();
+        client.set_bar(0, REGISTERS).unwrap();
+        client.set_bar(MEMORY_BAR, MEMORY).unwrap();
+        let card = Card::new(&switch.socket());
+        Self {
+            card,
+            client,
+            server,
+            _daemon: daemon,
+            _switch: switch,
+        }
+    }
+}
+
+#[test]
+fn windows_of_a_peer_are_memory_of_the_server_while_they_are_open() {
+    let mut rig = Rig::new(&[], &[]);
+    rig.server.wait_for_mapping(CARD, Some((CARD_BYTES, true)));
+    rig.server
+        .wait_for_mapping(CARD_REGISTERS, Some((0x4000, false)));
+    assert!(copy(&rig.client, RAM, CARD + 0x800, 0x1000));
+    assert_eq!(rig.card.bytes(0x800, 0x1000), pattern(0x1000, 3));
+    rig.card.set_command(0);
+    // The window has been taken back before the card's write was answered.
+    assert_eq!(rig.server.state.lock().unwrap().mapping(CARD), None);
+    assert!(!copy(&rig.client, RAM, CARD, 8));
+    rig.card.set_command(0b110);
+    rig.server.wait_for_mapping(CARD, Some((CARD_BYTES, true)));
+    rig.card.set_command(0);
+    rig.card.configure(0x10, &(CARD + 0x100_0000).to_le_bytes());
+    rig.card.set_command(0b110);
+    rig.server
+        .wait_for_mapping(CARD + 0x100_0000, Some((CARD_BYTES, true)));
+    drop(rig.card);
+    rig.server.wait_for_mapping(CARD + 0x100_0000, None);
+}
+
+#[test]
+fn peers_registers_are_written_by_messages() {
+    let rig = Rig::new(&[], &[]);
+    rig.server
+        .wait_for_mapping(CARD_REGISTERS, Some((0x4000, false)));
+    assert!(copy(&rig.client, RAM, CARD_REGISTERS + 0x20, 8));
+    let notes = rig.card.notes.0.lock().unwrap().clone();
+    assert_eq!(notes, [(0x20, pattern(8, 3))]);
+    assert!(copy(&rig.client, CARD_REGISTERS, CARD, 8));
+    assert_eq!(rig.card.bytes(0, 8), [0x5a; 8]);
+}
+
+#[test]
+fn window_replaces_the_clients_mapping_of_it() {
+    let rig = Rig::new(&[], &[]);
+    rig.client
+        .map((CARD & !0xff_ffff, 0x200_0000), None)
+        .unwrap();
+    rig.server.wait_for_mapping(CARD, Some((CARD_BYTES, true)));
+    let (start, after) = (CARD & !0xff_ffff, CARD + CARD_BYTES);
+    if start < CARD {
+        let before = Some((CARD - start, false));
+        rig.server.wait_for_mapping(start, before);
+    }
+    let gap = CARD_REGISTERS - after;
+    rig.server.wait_for_mapping(after, Some((gap, false)));
+    assert!(copy(&rig.client, RAM, CARD, 0x1000));
+    assert_eq!(rig.card.bytes(0, 0x1000), pattern(0x1000, 3));
+}
+
+#[test]
+fn port_that_redirects_or_refuses_lends_no_memory() {
+    for (mode, succeeds) in [
+        (LinkMode::Redirect, true),
+        (LinkMode::UnsupportedRequest, false),
+    ] {
+        let rig = Rig::new(&[("proxy", mode)], &[]);
+        // As QEMU maps the BARs of other devices.
+        rig.client.map((CARD, CARD_BYTES), None).unwrap();
+        rig.server.wait_for_mapping(CARD, Some((CARD_BYTES, false)));
+        let upstream = rig.client.upstream().clone();
+        let card = GuestRam::new(CARD, CARD_BYTES);
+        upstream.answer_from(vec![card.clone()]);
+        let done = copy(&rig.client, RAM, CARD, 0x1000);
+        assert_eq!(done, succeeds, "{mode:?}");
+        let through_the_root = card.bytes_at(CARD, 0x1000).unwrap();
+        let expected = if succeeds {
+            pattern(0x1000, 3)
+        } else {
+            vec![0; 0x1000]
+        };
+        assert_eq!(through_the_root, expected, "{mode:?}");
+        assert_eq!(rig.card.bytes(0, 0x1000), [0; 0x1000]);
+    }
+}
+
+#[test]
+fn what_is_counted_slowed_or_made_to_fail_comes_by_messages() {
+    for (option, succeeds) in [
+        (["--count-all", "--record=all"].as_slice(), true),
+        (&["--link-latency", "1us"], true),
+        (&["--fault", "fail dma write"], false),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let flight = folder.path().join("flight").display().to_string();
+        let recorded = ["--flight", &flight];
+        let rig = Rig::new(&[], &[option, &recorded].concat());
+        rig.server.wait_for_mapping(CARD, Some((CARD_BYTES, false)));
+        let ram = rig.server.state.lock().unwrap().mapping(RAM);
+        assert_eq!(ram, Some((0x10_0000, false)), "{option:?}");
+        let done = copy(&rig.client, RAM, CARD, 0x1000);
+        assert_eq!(done, succeeds, "{option:?}");
+        let expected = if succeeds {
+            pattern(0x1000, 3)
+        } else {
+            vec![0; 0x1000]
+        };
+        assert_eq!(rig.card.bytes(0, 0x1000), expected, "{option:?}");
+    }
+}
+
+#[test]
+fn peers_reach_memory_and_registers_of_the_server() {
+    let rig = Rig::new(&[], &[]);
+    let requester = &rig.card.requester;
+    let data = pattern(0x1000, 5);
+    requester
+        .write(Purpose::Payload, Iova(MEMORY + 0x3000), &data)
+        .unwrap();
+    let mut seen = vec![0; 0x1000];
+    rig.server.memory.read(0x3000, &mut seen).unwrap();
+    assert_eq!(seen, data);
+    let ring = |offset, value| {
+        let address = Iova(REGISTERS + offset);
+        requester.write_register(Origin::Device, address, value)
+    };
+    ring(SOURCE, RegisterValue::Quad(MEMORY + 0x3000)).unwrap();
+    ring(TO, RegisterValue::Quad(CARD)).unwrap();
+    ring(LENGTH, RegisterValue::Word(0x1000)).unwrap();
+    let mut ended = [0; 4];
+    until("the copy has ended", || {
+        let read = Buffer::Read(&mut ended);
+        requester
+            .access(Purpose::Payload, Iova(REGISTERS + ENDED), read)
+            .unwrap();
+        ended == [1, 0, 0, 0]
+    });
+    assert_eq!(rig.card.bytes(0, 0x1000), data);
+    rig.client.set_command(0);
+    let closed = requester.write(Purpose::Payload, Iova(MEMORY), &data);
+    assert!(closed.is_err(), "the window is closed");
+}
+
+#[test]
+fn end_of_the_server_closes_its_windows() {
+    let mut rig = Rig::new(&[], &[]);
+    let write = |rig: &Rig| {
+        let requester = &rig.card.requester;
+        requester.write(Purpose::Payload, Iova(MEMORY), &[1; 8])
+    };
+    write(&rig).unwrap();
+    rig.server.end();
+    until("the window is closed", || write(&rig).is_err());
+    let exit = rig._daemon.end();
+    assert_eq!(exit.code, Some(69));
+}

@@ -1,0 +1,102 @@
+//! A server that asks for DMA before it answers an access. QEMU executes such a request only after
+//! its access is answered.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+use peerbar_rig::wire::{self, Outcome, REPLY, command, message};
+use peerbar_rig::{Daemon, RawClient, RawServer};
+use tempfile::TempDir;
+
+use crate::proxy;
+
+/// The command register with bus mastering.
+const MASTER: [u8; 2] = [0b100, 0];
+
+/// A proxy of a server that asks for DMA before it answers accesses of region 0.
+struct Rig {
+    _folder: TempDir,
+    daemon: Daemon,
+    client: RawClient,
+    /// `true` for each request of the server that was refused.
+    answers: Receiver<bool>,
+    server: JoinHandle<()>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("server");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (answered, answers) = channel();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            RawServer::new(stream).serve(|server, asked| {
+                let is_access = [command::REGION_READ, command::REGION_WRITE];
+                let is_access = is_access.contains(&asked.command);
+                if is_access && asked.payload[8..12] == [0; 4] {
+                    let written = wire::quads(&[0x9000_0000, 8, 5]);
+                    server.send(&message(1, command::DMA_WRITE, 0, &written), &[]);
+                    let answer = server.receive();
+                    assert!(!answer.is_command());
+                    answered.send(answer.flags != REPLY).unwrap();
+                }
+                false
+            });
+        });
+        let daemon = proxy(&path).start();
+        let mut client = RawClient::new(UnixStream::connect(daemon.socket()).unwrap());
+        client.agree();
+        let mapped = wire::dma_map(3, 0, 0x9000_0000, 0x1000);
+        client.ask(command::DMA_MAP, &mapped).ok();
+        let access = wire::region_access(wire::CONFIG, 4, 2);
+        client
+            .ask(command::REGION_WRITE, &[access, MASTER.to_vec()].concat())
+            .ok();
+        Self {
+            _folder: folder,
+            daemon,
+            client,
+            answers,
+            server,
+        }
+    }
+
+    fn end(self) {
+        drop((self.client, self.daemon));
+        self.server.join().unwrap();
+    }
+}
+
+#[test]
+fn write_is_answered_without_the_answer_to_a_request() {
+    let mut rig = Rig::new();
+    let access = wire::region_access(0, 0, 4);
+    let write = message(7, command::REGION_WRITE, 0, &[access, vec![1; 4]].concat());
+    rig.client.send(&write);
+    let both = [rig.client.receive(), rig.client.receive()];
+    let find = |command| both.iter().find(|message| message.command == command);
+    assert_eq!(find(command::REGION_WRITE).unwrap().flags, REPLY);
+    let request = find(command::DMA_WRITE).unwrap();
+    assert_eq!(request.payload, wire::quads(&[0x9000_0000, 8, 5]));
+    let done = message(request.id, request.command, REPLY, &[]);
+    rig.client.send(&done);
+    assert!(!rig.answers.recv().unwrap(), "refused");
+    // The next access comes after the server's answer to the first.
+    let config = wire::region_access(wire::CONFIG, 0, 4);
+    rig.client.ask(command::REGION_READ, &config).ok();
+    rig.end();
+}
+
+#[test]
+fn request_that_a_read_waits_for_fails() {
+    let mut rig = Rig::new();
+    let read = rig
+        .client
+        .ask(command::REGION_READ, &wire::region_access(0, 0, 4));
+    assert_eq!(read.ok()[16..], [0x5a; 4]);
+    assert!(rig.answers.recv().unwrap(), "refused");
+    assert!(!rig.client.is_readable(), "no request came");
+    rig.end();
+}
