@@ -1,14 +1,16 @@
 //! A proxy and a device of ours below one switch.
 
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::DmaMemory;
 use peerbar_pci::{Bar, ConfigSpace, Function, Iova};
-use peerbar_rig::{Client, GuestRam, Link, Ready, ServerThread, pattern};
+use peerbar_rig::wire::command;
+use peerbar_rig::{Client, GuestRam, Link, RawServer, Ready, ServerThread, pattern};
 use peerbar_switch::{Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
@@ -266,6 +268,40 @@ fn peers_reach_memory_and_registers_of_the_server() {
     rig.client.set_command(0);
     let closed = requester.write(Purpose::Payload, Iova(MEMORY), &data);
     assert!(closed.is_err(), "the window is closed");
+}
+
+#[test]
+fn server_that_keeps_a_window_costs_its_own_device_only() {
+    let switch = switch(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (mapped, mappings) = channel();
+    let server = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        RawServer::new(stream).serve(|_, asked| {
+            if asked.command == command::DMA_MAP {
+                mapped.send(asked.descriptors.len()).unwrap();
+            }
+            asked.command == command::DMA_UNMAP
+        });
+    });
+    let mut daemon = below(&switch.socket(), &path, &[]);
+    let mut card = Card::new(&switch.socket());
+    assert_eq!([(); 2].map(|()| mappings.recv().unwrap()), [1, 0]);
+    // It returns although the server does not answer, and so does the next one.
+    card.set_command(0);
+    card.set_command(0b110);
+    let exit = daemon.end();
+    assert_eq!(exit.code, Some(69));
+    let line = exit.stderr.lines().last().unwrap();
+    assert!(
+        line.ends_with("it has not answered a message for 10s"),
+        "{line}"
+    );
+    server.join().unwrap();
+    let done = card.requester.write(Purpose::Payload, Iova(RAM), &[1]);
+    assert!(done.is_err(), "the card has no memory there, and answers");
 }
 
 #[test]
