@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
+use log::Level;
 use peerbar_dma::PeerId;
 use peerbar_endpoint::ObservedWindow;
 use peerbar_pci::{Iova, Range};
@@ -212,7 +213,10 @@ impl<S: Borrower> Mappings<S> {
 
     fn refresh_or_warn(&mut self, range: Range<Iova>) {
         if let Err(error) = self.refresh(range) {
-            log::warn!("the server has no mapping at {range}: {error}");
+            log::log!(
+                level(error),
+                "the server has no mapping at {range}: {error}"
+            );
         }
     }
 
@@ -226,7 +230,11 @@ impl<S: Borrower> Mappings<S> {
         for old in sent.iter().filter(|old| !is_in(&wanted, old)) {
             self.sent.remove(&old.range.first());
             if let Err(error) = self.server.unmap(old.range) {
-                log::warn!("the server may keep its mapping at {}: {error}", old.range);
+                let range = old.range;
+                log::log!(
+                    level(error),
+                    "the server may keep its mapping at {range}: {error}"
+                );
             }
         }
         for new in wanted.into_iter().filter(|new| !is_in(&sent, new)) {
@@ -286,6 +294,14 @@ impl Lent {
             parts = rest.flatten().collect();
         }
         parts.into_iter().map(|part| self.part(part)).collect()
+    }
+}
+
+/// Returns the level at which a failure is logged: the end of the session is reported once.
+fn level(error: CallError) -> Level {
+    match error {
+        CallError::Gone => Level::Debug,
+        _ => Level::Warn,
     }
 }
 

@@ -95,11 +95,13 @@ impl Served for Proxy {
     fn fault_observer(&self) -> FaultObserver {
         let (mappings, requester) = (self.mappings.clone(), self.endpoint.requester());
         let is_counted = self.config.count_all;
-        // Only a request can be delayed or fail, and only a request takes time on a link.
+        // Only a request can be delayed or fail, and only a request takes time on a link or is lost
+        // there.
         Box::new(move || {
             let is_slowed = requester.link().is_some();
             let is_faulty = requester.faults().is_armed(Kind::Dma);
-            let by_messages = is_counted || is_slowed || is_faulty;
+            let is_down = !requester.link_is_up();
+            let by_messages = is_counted || is_slowed || is_faulty || is_down;
             mappings.lock().set_by_messages(by_messages);
         })
     }
@@ -124,6 +126,8 @@ impl Device for Proxy {
             server: Arc::downgrade(&self.remote),
         };
         self.endpoint.attach(&client, Arc::new(upstream));
+        // The link is up again.
+        self.fault_observer()();
     }
 
     fn detached(&mut self) {
@@ -206,5 +210,6 @@ impl Device for Proxy {
 
     fn woken(&mut self) {
         self.endpoint.woken();
+        self.fault_observer()();
     }
 }

@@ -1,5 +1,6 @@
 //! A proxy and a device of ours below one switch.
 
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -10,7 +11,7 @@ use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::DmaMemory;
 use peerbar_pci::{Bar, ConfigSpace, Function, Iova};
 use peerbar_rig::wire::command;
-use peerbar_rig::{Client, GuestRam, Link, RawServer, Ready, ServerThread, pattern};
+use peerbar_rig::{Client, Daemon, GuestRam, Link, RawServer, Ready, ServerThread, pattern};
 use peerbar_switch::{Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
@@ -108,8 +109,9 @@ impl Card {
 struct Rig {
     card: Card,
     client: Client,
+    /// Killed before its server ends.
+    daemon: Daemon,
     server: CopierServer,
-    _daemon: peerbar_rig::Daemon,
     _switch: ServerThread,
 }
 
@@ -127,8 +129,8 @@ impl Rig {
         Self {
             card,
             client,
+            daemon,
             server,
-            _daemon: daemon,
             _switch: switch,
         }
     }
@@ -238,6 +240,39 @@ fn what_is_counted_slowed_or_made_to_fail_comes_by_messages() {
     }
 }
 
+/// Sends a line to a daemon's control socket, which must accept it.
+#[track_caller]
+fn control(path: &Path, line: &str) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    writeln!(stream, "{line}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("ok"), "{line}: {answer}");
+}
+
+#[test]
+fn memory_is_lent_as_long_as_no_fault_needs_requests() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("control");
+    let rig = Rig::new(&[], &["--control", path.to_str().unwrap()]);
+    let mapped = |has_memory| {
+        let server = &rig.server;
+        server.wait_for_mapping(CARD, Some((CARD_BYTES, has_memory)));
+        server.wait_for_mapping(RAM, Some((0x10_0000, has_memory)));
+    };
+    mapped(true);
+    control(&path, "fail dma write");
+    mapped(false);
+    assert!(!copy(&rig.client, RAM, CARD, 8));
+    control(&path, "clear");
+    mapped(true);
+    assert!(copy(&rig.client, RAM, CARD, 8));
+    control(&path, "link-down device");
+    mapped(false);
+    control(&path, "link-up device");
+    mapped(true);
+}
+
 #[test]
 fn peers_reach_memory_and_registers_of_the_server() {
     let rig = Rig::new(&[], &[]);
@@ -314,6 +349,6 @@ fn end_of_the_server_closes_its_windows() {
     write(&rig).unwrap();
     rig.server.end();
     until("the window is closed", || write(&rig).is_err());
-    let exit = rig._daemon.end();
+    let exit = rig.daemon.end();
     assert_eq!(exit.code, Some(69));
 }
