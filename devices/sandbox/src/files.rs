@@ -4,7 +4,7 @@ use std::path::Path;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
-    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope,
+    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
 use crate::{SandboxError, folder};
@@ -12,6 +12,9 @@ use crate::{SandboxError, folder};
 /// The newest version of Landlock whose restrictions are requested; an older kernel applies those
 /// that it knows.
 const NEWEST: ABI = ABI::V6;
+
+/// The folder of devices, which also has POSIX shared memory and huge pages.
+const DEVICES: &str = "/dev";
 
 /// A file that a server needs after its start.
 #[derive(Clone, Copy, Debug)]
@@ -48,12 +51,7 @@ impl FileAccess<'_> {
 /// Permits `access` to this thread and to all threads that it starts, and no other file, TCP
 /// connection, abstract socket or signal.
 pub(crate) fn restrict(access: &[FileAccess<'_>]) -> Result<(), SandboxError> {
-    let mut rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
-        .scope(Scope::from_all(NEWEST))?
-        .create()?;
+    let mut rules = ruleset()?;
     for (path, permitted) in access.iter().map(FileAccess::rule) {
         if path.exists() {
             rules = rules.add_rule(PathBeneath::new(PathFd::new(path)?, permitted))?;
@@ -67,6 +65,36 @@ pub(crate) fn restrict(access: &[FileAccess<'_>]) -> Result<(), SandboxError> {
     Ok(())
 }
 
+/// Permits reading everywhere and writing below `writable` and [`DEVICES`], and no TCP connection,
+/// abstract socket or signal.
+pub(crate) fn restrict_to(writable: &[impl AsRef<Path>]) -> Result<(), SandboxError> {
+    let mut rules = ruleset()?.add_rule(PathBeneath::new(
+        PathFd::new("/")?,
+        AccessFs::from_read(NEWEST),
+    ))?;
+    let devices = [Path::new(DEVICES)].into_iter();
+    for path in writable.iter().map(AsRef::as_ref).chain(devices) {
+        // A file has no rights of folders.
+        let access = match path.is_dir() {
+            true => AccessFs::from_all(NEWEST),
+            false => AccessFs::from_file(NEWEST),
+        };
+        rules = rules.add_rule(PathBeneath::new(PathFd::new(path)?, access))?;
+    }
+    rules.restrict_self()?;
+    Ok(())
+}
+
+/// Returns rules that permit nothing yet.
+fn ruleset() -> Result<RulesetCreated, SandboxError> {
+    let rules = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?;
+    Ok(rules.create()?)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
@@ -74,6 +102,24 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn program_of_another_project_writes_only_in_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("own");
+        fs::create_dir(&own).unwrap();
+        let other = folder.path().join("other");
+        fs::write(&other, "readable").unwrap();
+        thread::spawn(move || {
+            restrict_to(&[&own]).unwrap();
+            fs::write(own.join("new"), "").unwrap();
+            assert_eq!(fs::read_to_string(&other).unwrap(), "readable");
+            let written = fs::write(&other, "").unwrap_err();
+            assert_eq!(written.kind(), ErrorKind::PermissionDenied);
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn restricted_thread_opens_its_image_only() {

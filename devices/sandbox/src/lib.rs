@@ -88,6 +88,17 @@ impl SandboxOptions {
     }
 }
 
+/// Restricts this thread, and the program that it becomes, to writing the files and folders
+/// `writable` and devices. It may read and execute all files of its user, but it makes no TCP connection, and
+/// reaches no other process by a signal or an abstract socket. It is for servers that are not
+/// peerbar's: nobody knows which files and system calls they need.
+///
+/// # Errors
+/// [`SandboxError`], if the kernel has Landlock and refuses.
+pub fn restrict_to(writable: &[impl AsRef<Path>]) -> Result<(), SandboxError> {
+    files::restrict_to(writable)
+}
+
 /// Returns the folder of a path in a form that can be opened: `.` for a bare name.
 fn folder(path: &Path) -> &Path {
     match path.parent() {
