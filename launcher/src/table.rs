@@ -18,6 +18,8 @@ const HEADER: [&str; 7] = [
 ];
 /// Characters of a check's name; the line of a command can be long.
 const LONGEST_NAME: usize = 56;
+/// Stands for accesses of another project's server to memory that it maps: nobody counts them.
+const MAPPED: &str = "mapped, not counted";
 /// Columns of figures, aligned to the right.
 const NUMBERS: [usize; 3] = [2, 4, 5];
 
@@ -45,7 +47,8 @@ pub(crate) fn table(rows: &[Row], colour: bool, columns: Option<u16>) -> String 
 fn has_figures(row: &Row) -> bool {
     let measure = &row.measure;
     let bytes = [measure.bytes, measure.peer_bytes, measure.ram_bytes];
-    !measure.sizes.is_empty() || bytes.iter().any(|&bytes| bytes > 0)
+    let moved = bytes.iter().any(|&bytes| bytes > 0);
+    !measure.sizes.is_empty() || moved || !measure.mapped_not_counted.is_empty()
 }
 
 fn cells(row: &Row, colour: bool) -> [Cell; HEADER.len()] {
@@ -110,10 +113,14 @@ fn shortened(name: &str) -> String {
     }
 }
 
-/// Returns every route that carried payload, in the words that the devices record.
+/// Returns every route that carried payload, in the words that the devices record, and says so if a
+/// device may have moved more.
 fn route(row: &Row) -> String {
     let taken = row.measure.routes.iter().filter(|&(_, &bytes)| bytes > 0);
-    let words: Vec<&str> = taken.map(|(route, _)| route.word()).collect();
+    let mut words: Vec<&str> = taken.map(|(route, _)| route.word()).collect();
+    if !row.measure.mapped_not_counted.is_empty() {
+        words.push(MAPPED);
+    }
     if words.is_empty() {
         "-".to_owned()
     } else {
@@ -138,9 +145,31 @@ mod tests {
     }
 
     #[test]
+    fn uncounted_accesses_are_no_number() {
+        let measure = Measure {
+            mapped_not_counted: vec!["dev0".to_owned()],
+            ..Measure::default()
+        };
+        let shown = table(&[row("order dev0", Verdict::Pass, measure)], false, None);
+        let shown: Vec<&str> = shown.lines().nth(3).unwrap().split(['│', '┆']).collect();
+        let shown: Vec<&str> = shown.iter().map(|cell| cell.trim()).collect();
+        let expected = [
+            "order dev0",
+            "-",
+            "-",
+            "mapped, not counted",
+            "-",
+            "-",
+            "pass",
+        ];
+        assert_eq!(shown[1..8], expected);
+    }
+
+    #[test]
     fn a_table_shows_every_figure() {
         let copy = Measure {
             status: None,
+            mapped_not_counted: Vec::new(),
             sizes: "4K-8M".to_owned(),
             bytes: 30 << 20,
             seconds: 0.1,

@@ -95,6 +95,9 @@ pub(crate) fn run(
     measure: &mut Measure,
 ) -> anyhow::Result<CheckOutcome> {
     let runner = runner(check);
+    let unmeasured = guest.unmeasured().map(|device| device.name.as_str());
+    let of_check = unmeasured.filter(|name| check.mentions(name));
+    measure.mapped_not_counted = of_check.map(str::to_owned).collect();
     let outcome = runner.run(guest, measure)?;
     if guest.plan.one_switch && !runner.has_own_addresses() {
         route::stayed_below(measure)?;

@@ -30,6 +30,8 @@ pub struct Traffic {
     count_doorbells: BTreeSet<u32>,
     /// Devices whose DMA is excluded from the sums over all devices.
     uncounted: BTreeSet<u32>,
+    /// Devices whose accesses to mapped memory nobody counts.
+    unmeasured: BTreeSet<u32>,
     /// Bytes by device whose completer the device did not know, and which are attributed to another
     /// device.
     inferred: BTreeMap<u32, u64>,
@@ -64,6 +66,11 @@ impl Traffic {
     /// Returns `true` if a device is in the sums over all devices.
     pub(crate) fn counts(&self, device: u32) -> bool {
         !self.uncounted.contains(&device)
+    }
+
+    /// Returns `true` if all DMA of a device is counted, or excluded from sums by the scenario.
+    pub(crate) fn measures(&self, device: u32) -> bool {
+        !self.unmeasured.contains(&device)
     }
 
     /// Returns the commands that one device fetched from its own memory.
@@ -268,6 +275,7 @@ impl Traffic {
     /// Adds the growth between two samples.
     fn add(&mut self, before: &Traffic, after: &Traffic) -> anyhow::Result<()> {
         self.uncounted.clone_from(&after.uncounted);
+        self.unmeasured.clone_from(&after.unmeasured);
         self.count_doorbells.clone_from(&after.count_doorbells);
         add_growth(&mut self.bytes, &before.bytes, &after.bytes)?;
         add_growth(&mut self.failures, &before.failures, &after.failures)?;
@@ -442,8 +450,11 @@ impl<'a> TrafficWatch<'a> {
 fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
     let mut counters = guest.launcher.counters()?;
     let uncounted = guest.controllers.iter().filter(|disk| disk.uncounted);
+    let uncounted = uncounted.map(|disk| disk.number);
+    let unmeasured: BTreeSet<u32> = guest.unmeasured().map(|device| device.number).collect();
     let mut traffic = Traffic {
-        uncounted: uncounted.map(|disk| disk.number).collect(),
+        uncounted: uncounted.chain(unmeasured.iter().copied()).collect(),
+        unmeasured,
         ..Traffic::default()
     };
     let behind_virtio = has_virtio_iommu()?;

@@ -120,7 +120,41 @@ impl Roots {
     }
 
     fn find(&self, number: u32, device: &NvmeDevice) -> anyhow::Result<Controller> {
-        let directory = self.with_serial(&device.name)?;
+        self.controller(number, device, self.with_serial(&device.name)?)
+    }
+
+    /// Returns the controller of the PCI function `pci`, live and with a disk.
+    ///
+    /// # Errors
+    /// The state that was seen instead.
+    pub(crate) fn find_at(
+        &self,
+        number: u32,
+        device: &NvmeDevice,
+        pci: &Path,
+    ) -> anyhow::Result<Controller> {
+        let entries = fs::read_dir(self.sys.join("class/nvme"));
+        let mut entries = entries.into_iter().flatten().flatten();
+        let belongs = |entry: &fs::DirEntry| {
+            let function = fs::canonicalize(entry.path().join("device"));
+            function.is_ok_and(|function| function.file_name() == pci.file_name())
+        };
+        let entry = entries.find(belongs);
+        let entry = entry.with_context(|| {
+            format!(
+                "no NVMe controller belongs to {}; does Linux' nvme drive it?",
+                pci.display()
+            )
+        })?;
+        self.controller(number, device, entry.path())
+    }
+
+    fn controller(
+        &self,
+        number: u32,
+        device: &NvmeDevice,
+        directory: PathBuf,
+    ) -> anyhow::Result<Controller> {
         let node = self.dev.join(
             directory
                 .file_name()

@@ -11,6 +11,7 @@ use peerbar_report::{HostFolder, Plan};
 
 use crate::devices::{Controller, Roots};
 use crate::exec_server;
+use crate::foreign::{self, Foreign};
 use crate::gpus::{self, Gpu};
 use crate::launcher::Launcher;
 use crate::modules::Modules;
@@ -31,13 +32,15 @@ const DEVICE_TIME_OUT: Duration = Duration::from_secs(30);
 /// The guest, ready for checks.
 #[derive(Debug)]
 pub struct GuestContext {
-    /// The devices under test, in the order of the plan.
+    /// The disks under test, in the order of the plan, with those of other projects' servers last.
     pub controllers: Vec<Controller>,
     /// The GPUs under test, in the order of the plan.
     pub gpus: Vec<Gpu>,
     /// The RDMA network adapters under test, in the order of the plan, with the names that they had
     /// once the guest was ready.
     pub(crate) nics: Vec<Nic>,
+    /// The devices with servers of other projects, in the order of the plan.
+    pub(crate) foreign: Vec<Foreign>,
     /// The kernel's announcements, for waiting.
     pub uevents: Uevents,
     modules: Modules,
@@ -64,9 +67,10 @@ impl GuestContext {
                 roots.find_all(&plan.devices)?,
                 gpus::find_all(&roots, plan)?,
                 nics::find_all(&roots, plan)?,
+                foreign::find_all(&roots, plan)?,
             ))
         });
-        let (controllers, gpus, nics) = found.with_context(|| {
+        let (mut controllers, gpus, nics, foreign) = found.with_context(|| {
             format!(
                 "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
                  the drivers' own words)",
@@ -74,12 +78,14 @@ impl GuestContext {
                 modules.taken_as_built_in().join(", ")
             )
         })?;
+        controllers.extend(foreign.iter().filter_map(|device| device.disk.clone()));
         let first_round = first_round();
         eprintln!("peerbar-agent: contents of disks have round {first_round} and later ones");
         Ok(GuestContext {
             controllers,
             gpus,
             nics,
+            foreign,
             uevents,
             modules,
             launcher: Launcher::at(port),
@@ -158,7 +164,9 @@ impl GuestContext {
         let nics: Vec<Nic> = nics
             .map(|nic| nic.now(&roots).unwrap_or_else(|_| nic.clone()))
             .collect();
-        Placeholders::of(&self.controllers, &self.gpus, &nics)
+        let functions = self.functions();
+        let functions = functions.map(|device| (device.name.as_str(), device.pci.as_path()));
+        Placeholders::of(&self.controllers, &self.gpus, &nics).with_functions(functions)
     }
 
     /// Starts to run programs for the host.
@@ -186,7 +194,19 @@ impl GuestContext {
         let controllers =
             controllers.map(|controller| (controller.name.as_str(), controller.number));
         let nics = self.nics.iter().map(|nic| (nic.name.as_str(), nic.number));
-        controllers.chain(gpus).chain(nics)
+        let functions = self.functions();
+        let functions = functions.map(|device| (device.name.as_str(), device.number));
+        controllers.chain(gpus).chain(nics).chain(functions)
+    }
+
+    /// Returns the devices with servers of other projects that are no disks.
+    fn functions(&self) -> impl Iterator<Item = &Foreign> {
+        self.foreign.iter().filter(|device| device.disk.is_none())
+    }
+
+    /// Returns the devices whose accesses to mapped memory nobody counts.
+    pub(crate) fn unmeasured(&self) -> impl Iterator<Item = &Foreign> {
+        self.foreign.iter().filter(|device| !device.is_counted)
     }
 
     /// Returns the GPU that the plan calls `name`.

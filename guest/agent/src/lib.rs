@@ -17,6 +17,7 @@ pub mod empty_init;
 mod end_process;
 mod exec_server;
 mod file_system;
+mod foreign;
 mod fork;
 pub mod gpus;
 pub mod guest_context;

@@ -50,7 +50,11 @@ fn name(guest: &GuestContext, pci: &Path) -> Option<String> {
         .map(|device| (&device.pci, &device.name));
     let gpus = guest.gpus.iter().map(|gpu| (&gpu.pci, &gpu.name));
     let nics = guest.nics.iter().map(|nic| (&nic.pci, &nic.name));
-    let mut all = controllers.chain(gpus).chain(nics);
+    let foreign = guest
+        .foreign
+        .iter()
+        .map(|device| (&device.pci, &device.name));
+    let mut all = controllers.chain(gpus).chain(nics).chain(foreign);
     let same = |path: &PathBuf| path.file_name() == pci.file_name();
     all.find(|(path, _)| same(path))
         .map(|(_, name)| name.clone())
@@ -106,7 +110,7 @@ fn function(sys: &Path, directory: &Path, name: Option<String>) -> anyhow::Resul
 }
 
 /// A function's configuration space (PCIe Base 6.0, 7.5).
-struct ConfigSpace(File);
+pub(crate) struct ConfigSpace(File);
 
 impl ConfigSpace {
     /// Maximum number of capabilities of each kind that fit the configuration space, so that a
@@ -114,8 +118,11 @@ impl ConfigSpace {
     const MOST: usize = 1024;
     const PCI_EXPRESS: u8 = 0x10;
     const ACS: u16 = 0x0d;
+    const ROOT_PORT: u8 = 4;
+    const DOWNSTREAM_PORT: u8 = 6;
 
-    fn open(directory: &Path) -> anyhow::Result<Self> {
+    /// Opens that of the function with this directory in sysfs.
+    pub(crate) fn open(directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join("config");
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self(file))
@@ -130,11 +137,27 @@ impl ConfigSpace {
     /// Returns Device/Port Type, bits 7:4 of the register after the capability's header (PCIe Base
     /// 6.0, 7.5.3.2).
     fn port_type(&self) -> Option<u8> {
+        let [_, _, register, _] = self.dword(self.express()?)?;
+        Some(register >> 4)
+    }
+
+    /// Returns the Physical Slot Number, bits 31:19 of Slot Capabilities (PCIe Base 6.0, 7.5.3.9),
+    /// of a root port or a switch's downstream port.
+    pub(crate) fn slot(&self) -> Option<u32> {
+        let is_above_a_slot = matches!(self.port_type()?, Self::ROOT_PORT | Self::DOWNSTREAM_PORT);
+        let capabilities = self.express()?.checked_add(0x14)?;
+        let capabilities = u32::from_le_bytes(self.dword(capabilities)?);
+        is_above_a_slot.then_some(capabilities >> 19)
+    }
+
+    /// Returns the offset of the PCI Express capability.
+    fn express(&self) -> Option<u16> {
         let [mut at, ..] = self.dword(0x34)?;
         for _ in 0..Self::MOST {
-            let [id, next, register, _] = self.dword(u16::from(at & !3)).filter(|_| at >= 0x40)?;
+            let offset = u16::from(at & !3);
+            let [id, next, ..] = self.dword(offset).filter(|_| at >= 0x40)?;
             if id == Self::PCI_EXPRESS {
-                return Some(register >> 4);
+                return Some(offset);
             }
             at = next;
         }

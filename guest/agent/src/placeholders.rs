@@ -46,6 +46,15 @@ impl Placeholders {
         all
     }
 
+    /// Adds the placeholders of PCI functions, each with its name and its folder in sysfs.
+    pub(crate) fn with_functions<'a>(
+        mut self,
+        functions: impl Iterator<Item = (&'a str, &'a Path)>,
+    ) -> Self {
+        functions.for_each(|(name, folder)| self.add_pci(name, folder));
+        self
+    }
+
     /// Returns `text` with the values in place of the placeholders.
     pub(crate) fn fill_in(&self, text: &str) -> anyhow::Result<String> {
         fill_in(text, |key| {
@@ -108,6 +117,8 @@ mod tests {
     #[test]
     fn placeholders_become_paths_and_addresses() {
         let placeholders = Placeholders::of(&[controller()], &[], &[nic()]);
+        let function = [("dev", Path::new("/sys/devices/0000:06:00.0"))];
+        let placeholders = placeholders.with_functions(function.into_iter());
         for (text, filled) in [
             ("nvme id-ctrl {left}", "nvme id-ctrl /dev/nvme1"),
             ("{left:disk} {left:ns1}", "/dev/nvme1n2 /dev/nvme1n2"),
@@ -119,6 +130,7 @@ mod tests {
                 "{net:verbs} {net:pci}",
                 "/dev/infiniband/uverbs0 0000:05:00.0",
             ),
+            ("lspci -s {dev:pci}", "lspci -s 0000:06:00.0"),
             ("awk '{ print }'", "awk '{ print }'"),
         ] {
             assert_eq!(placeholders.fill_in(text).unwrap(), filled);

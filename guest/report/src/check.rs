@@ -12,6 +12,7 @@ mod buffer;
 mod declare;
 mod expectation;
 mod inventory;
+mod mention;
 mod pair;
 mod reference;
 mod table;

@@ -43,7 +43,7 @@ pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
 pub use peerbar_host::{Size, SizeError};
 pub use placeholder::{fill_in, unknown_placeholder};
-pub use plan::{Gpu, HostFolder, Module, Mount, Nic, NvmeDevice, Plan};
+pub use plan::{ForeignDevice, ForeignKind, Gpu, HostFolder, Module, Mount, Nic, NvmeDevice, Plan};
 pub use probe::{ProbeOutcome, Probed, Record, Transfer};
 pub use rdma_rate::RdmaRate;
 pub use request::Request;

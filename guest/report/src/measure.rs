@@ -27,6 +27,10 @@ pub struct Measure {
     pub peer_bytes: u64,
     /// Payload bytes whose completer was guest RAM.
     pub ram_bytes: u64,
+    /// Devices of the check whose server maps the memory that they access, so that nobody counts
+    /// these accesses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mapped_not_counted: Vec<String>,
     /// DMA requests that failed.
     #[serde(default)]
     pub failures: u64,

@@ -92,6 +92,11 @@ pub(crate) fn of_nic(name: &str) -> Vec<String> {
     ]
 }
 
+/// Returns the placeholders of a PCI function that no driver of a known kind has.
+pub(crate) fn of_function(name: &str) -> Vec<String> {
+    vec![format!("{name}:pci")]
+}
+
 /// Explains that `key` is not one of the `known` placeholders, and what to write.
 pub fn unknown_placeholder<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
     let device = |key: &str| key.split(':').next().unwrap_or_default().to_owned();

@@ -19,6 +19,9 @@ pub struct Plan {
     /// The RDMA network adapters under test, waited for like the devices.
     #[serde(default)]
     pub nics: Vec<Nic>,
+    /// The devices with servers of other projects, waited for like the devices.
+    #[serde(default)]
+    pub foreign: Vec<ForeignDevice>,
     /// `true` if all devices are below one switch, which routes between them: a transfer between
     /// them never goes up to the root.
     #[serde(default)]
@@ -181,6 +184,45 @@ pub struct Gpu {
 pub struct Nic {
     /// Name in the scenario.
     pub name: String,
+}
+
+/// A device with a server of another project. The guest identifies it by the port above it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForeignDevice {
+    /// Name in the scenario.
+    pub name: String,
+    /// Slot number of the port above it (PCIe Base 6.0, 7.5.3.9).
+    pub slot: u32,
+    /// Its kind, or `None` if its class code determines that.
+    pub kind: Option<ForeignKind>,
+    /// `true` if all of its DMA comes by messages, so that it is counted. Otherwise nobody counts
+    /// its accesses to memory that is mapped in its server.
+    pub counted: bool,
+}
+
+/// The kind of a device with a server of another project: how checks may use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ForeignKind {
+    /// An NVMe controller, driven by Linux' nvme.
+    Nvme,
+    /// A PCI function that only commands and programs use.
+    Other,
+}
+
+impl ForeignDevice {
+    /// Returns it as a disk. Its capacity is not known before a run, so it has no limit.
+    pub fn disk(&self) -> NvmeDevice {
+        NvmeDevice {
+            name: self.name.clone(),
+            disk_bytes: u64::MAX,
+            block_bytes: 512,
+            namespaces: 1,
+            uncounted: !self.counted,
+            ..NvmeDevice::default()
+        }
+    }
 }
 
 #[cfg(test)]

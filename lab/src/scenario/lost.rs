@@ -3,14 +3,11 @@
 use std::ops::Range;
 
 use peerbar_report::Check;
-use serde_json::Value;
 
 use super::error::Problem;
 
 /// The name of the fabric's server.
 const FABRIC: &str = "fabric";
-/// Keys of commands whose texts name no devices.
-const TEXTS: [&str; 2] = ["expect", "matches"];
 
 /// Rejects a check that uses a device, or the fabric, whose server an earlier check kills. `spans`
 /// has the place of each in the file.
@@ -18,7 +15,7 @@ pub(super) fn refuse(checks: &[Check], spans: &[Range<usize>]) -> Result<(), Pro
     for (number, (check, at)) in checks.iter().zip(spans).enumerate() {
         let earlier = checks.iter().take(number).filter_map(Check::kills);
         for lost in earlier {
-            if uses(check, lost)? {
+            if uses(check, lost) {
                 let message = format!(
                     "the check uses `{lost}`, which a check before it loses: move it before that one, or name another"
                 );
@@ -42,7 +39,7 @@ pub(super) fn refuse_shared(checks: &[Check], spans: &[Range<usize>]) -> Result<
     }
 }
 
-fn uses(check: &Check, lost: &str) -> Result<bool, Problem> {
+fn uses(check: &Check, lost: &str) -> bool {
     let is_between = match check {
         Check::Rdma(check) => check.nic != check.peer,
         Check::RdmaRefused(check) => check.nic != check.asked(),
@@ -50,29 +47,9 @@ fn uses(check: &Check, lost: &str) -> Result<bool, Problem> {
         _ => false,
     };
     if lost == FABRIC {
-        return Ok(is_between);
+        return is_between;
     }
-    let values = serde_json::to_value(check);
-    let values = values.map_err(|error| Problem::new(0..0, error.to_string()))?;
-    Ok(names(&values, lost))
-}
-
-/// Returns `true` if a value is the name of `device`, or a text with a placeholder for it.
-fn names(value: &Value, device: &str) -> bool {
-    match value {
-        Value::String(text) => {
-            let placeholders = [format!("{{{device}}}"), format!("{{{device}:")];
-            text == device
-                || placeholders
-                    .iter()
-                    .any(|placeholder| text.contains(placeholder))
-        }
-        Value::Array(values) => values.iter().any(|value| names(value, device)),
-        Value::Object(keys) => keys
-            .iter()
-            .any(|(key, value)| !TEXTS.contains(&key.as_str()) && names(value, device)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => false,
-    }
+    check.mentions(lost)
 }
 
 #[cfg(test)]

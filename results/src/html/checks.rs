@@ -114,6 +114,10 @@ fn figures(check: &CheckResult) -> Markup {
             Some(human(measure.ram_bytes)).filter(|_| measure.bytes > 0),
         ),
         (
+            "mapped, not counted",
+            Some(measure.mapped_not_counted.join(", ")).filter(|names| !names.is_empty()),
+        ),
+        (
             "failed requests",
             Some(measure.failures.to_string()).filter(|_| measure.failures > 0),
         ),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use toml::Spanned;
 
 use super::{Buffer, TableError};
-use crate::placeholder::{fill_in, of_disk, of_gpu, of_nic, unknown_placeholder};
+use crate::placeholder::{fill_in, of_disk, of_function, of_gpu, of_nic, unknown_placeholder};
 use crate::{Gpu, Nic, NvmeDevice, Size};
 
 /// The most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 by
@@ -22,6 +22,10 @@ const VRAM_UNIT: u64 = 64 << 10;
 pub struct Inventory {
     /// The NVMe controllers.
     pub nvmes: Vec<NvmeDevice>,
+    /// The devices with servers of other projects that may be NVMe controllers.
+    pub foreign_disks: Vec<NvmeDevice>,
+    /// The names of the other devices with servers of other projects.
+    pub functions: Vec<String>,
     /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// The RDMA network adapters.
@@ -40,8 +44,9 @@ impl Inventory {
     /// # Errors
     /// There is none.
     pub fn disk(&self, name: Spanned<String>) -> Result<&NvmeDevice, TableError> {
-        let found = self.nvmes.iter().find(|nvme| nvme.name == *name.get_ref());
-        found.ok_or_else(|| unknown("nvme", &name, self.nvmes.iter().map(|nvme| &*nvme.name)))
+        let disks = self.nvmes.iter().chain(&self.foreign_disks);
+        let found = disks.clone().find(|nvme| nvme.name == *name.get_ref());
+        found.ok_or_else(|| unknown("nvme", &name, disks.map(|nvme| &*nvme.name)))
     }
 
     /// Returns the GPU of this name.
@@ -83,13 +88,13 @@ impl Inventory {
     /// # Errors
     /// The first one that is not, and the defined ones.
     pub fn check_placeholders(&self, text: &str) -> Result<(), String> {
-        let disks = self
-            .nvmes
-            .iter()
-            .map(|nvme| of_disk(&nvme.name, nvme.namespaces, nvme.cmb_bytes > 0));
+        let disks = self.nvmes.iter().chain(&self.foreign_disks);
+        let disks = disks.map(|nvme| of_disk(&nvme.name, nvme.namespaces, nvme.cmb_bytes > 0));
         let gpus = self.gpus.iter().map(|gpu| of_gpu(&gpu.name, !gpu.window));
         let nics = self.nics.iter().map(|nic| of_nic(&nic.name));
-        let known: Vec<String> = disks.chain(gpus).chain(nics).flatten().collect();
+        let functions = self.functions.iter().map(|name| of_function(name));
+        let known = disks.chain(gpus).chain(nics).chain(functions);
+        let known: Vec<String> = known.flatten().collect();
         let check = |key: &str| match known.iter().any(|known| known == key) {
             true => Ok(String::new()),
             false => Err(unknown_placeholder(key, known.iter().map(String::as_str))),
@@ -123,7 +128,8 @@ impl Inventory {
             }
             return Ok(gpu.name.clone());
         }
-        let is_disk = self.nvmes.iter().any(|nvme| nvme.name == *name.get_ref());
+        let mut disks = self.nvmes.iter().chain(&self.foreign_disks);
+        let is_disk = disks.any(|nvme| nvme.name == *name.get_ref());
         if !is_disk && !self.gpus.is_empty() {
             let disks = self.nvmes.iter().map(|nvme| nvme.name.as_str());
             let all = disks.chain(self.gpus.iter().map(|gpu| gpu.name.as_str()));
@@ -131,7 +137,13 @@ impl Inventory {
         }
         let nvme = self.disk(name)?;
         if nvme.cmb_bytes == 0 {
-            let message = format!("`{0}` has no p2pmem: give [[nvme]] {0} a `cmb`", nvme.name);
+            let name = &nvme.name;
+            let message = match self.nvmes.iter().any(|nvme| nvme.name == *name) {
+                true => format!("`{name}` has no p2pmem: give [[nvme]] {name} a `cmb`"),
+                false => format!(
+                    "`{name}` is a [[device]], whose memory no check uses: name an [[nvme]] with a `cmb`, or a [[gpu]]"
+                ),
+            };
             return Err(TableError::new(at, message));
         }
         Ok(nvme.name.clone())

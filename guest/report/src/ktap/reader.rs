@@ -294,6 +294,7 @@ mod tests {
                     status: None,
                     probe: None,
                     flows: Vec::new(),
+                    mapped_not_counted: Vec::new(),
                     subtests: Vec::new(),
                     sizes,
                     bytes,
