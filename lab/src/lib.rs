@@ -73,6 +73,7 @@ pub mod exit;
 pub mod finished_run;
 pub mod firmware;
 pub mod folder;
+mod foreign_socket;
 mod group_check;
 mod group_fabric;
 mod group_verdict;

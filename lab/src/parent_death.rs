@@ -5,7 +5,7 @@
 //! outright leaves no child behind, and no code has to run between fork and exec.
 
 use std::env::current_exe;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::anyhow;
+use peerbar_sandbox::restrict_to;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::set_no_new_privs;
 
@@ -23,6 +24,8 @@ use crate::programs::program;
 pub const NAME: &str = "die-with-parent";
 /// Its option for a child that is confined.
 const CONFINED: &str = "--confined";
+/// Its option for a file or folder that a program of another project may write.
+const WRITABLE: &str = "--writable";
 /// The first descriptor after the standard streams.
 const FIRST_INHERITED: libc::c_int = 3;
 /// The program that has it.
@@ -52,7 +55,7 @@ fn wrapper() -> Result<PathBuf, Failure> {
 /// children in order. The thread that spawns it must live as long as the child is wanted (prctl(2),
 /// `PR_SET_PDEATHSIG`).
 pub fn wrapped(command: &Command) -> Result<Command, Failure> {
-    wrapped_with(&[], command)
+    wrapped_with(&[""; 0], command)
 }
 
 /// Does the work of [`wrapped`], for a child that serves a guest: neither it nor a program that it
@@ -62,7 +65,17 @@ pub fn confined(command: &Command) -> Result<Command, Failure> {
     wrapped_with(&[CONFINED], command)
 }
 
-fn wrapped_with(options: &[&str], command: &Command) -> Result<Command, Failure> {
+/// Does the work of [`confined`], for a program of another project: it also writes only to
+/// `writable` and to devices, makes no TCP connection, and reaches no process outside of it by a
+/// signal or an abstract socket.
+pub fn confined_to(writable: &[&Path], command: &Command) -> Result<Command, Failure> {
+    let writable = writable.iter();
+    let writable = writable.flat_map(|path| [WRITABLE.as_ref(), path.as_os_str()]);
+    let options: Vec<&OsStr> = [CONFINED.as_ref()].into_iter().chain(writable).collect();
+    wrapped_with(&options, command)
+}
+
+fn wrapped_with(options: &[impl AsRef<OsStr>], command: &Command) -> Result<Command, Failure> {
     let [program, name, process] = words()?;
     let mut wrapped = Command::new(program);
     wrapped.arg(name).args(options).arg(process);
@@ -78,8 +91,13 @@ fn wrapped_with(options: &[&str], command: &Command) -> Result<Command, Failure>
 }
 
 /// Becomes the program `words` after it has tied its life to that of the process `parent`,
-/// optionally [`confined`]. Returns only if that fails.
-pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Failure {
+/// optionally [`confined`], or [`confined_to`] `writable`. Returns only if that fails.
+pub fn become_program(
+    parent: i32,
+    is_confined: bool,
+    writable: &[PathBuf],
+    words: &[OsString],
+) -> Failure {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return anyhow!(error)
             .context("cannot ask for a signal at the launcher's death")
@@ -94,6 +112,11 @@ pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Fai
         return anyhow!(error)
             .context("cannot take privileges and descriptors from a child")
             .into();
+    }
+    if !writable.is_empty() {
+        if let Err(error) = restrict_to(writable) {
+            return anyhow!(error).into();
+        }
     }
     let Some((program, arguments)) = words.split_first() else {
         return Failure::Usage(anyhow!("{NAME}: no program"));

@@ -20,6 +20,9 @@ const NVME: DeviceId = id(0x1b36, 0x0010);
 const GPU: DeviceId = id(0x1af4, 0x10f0);
 const NIC: DeviceId = id(0x1d0f, 0xefa3);
 
+/// The rule does not depend on an endpoint's ID.
+const UNKNOWN: DeviceId = id(0xffff, 0xffff);
+
 /// ACS capability of QEMU's root port (QEMU, hw/pci/pcie.c, `pcie_acs_init`); its switch ports have
 /// none.
 const ROOT_PORT_ACS: u16 = 0x5f;
@@ -63,6 +66,7 @@ fn function(id: &str, kind: &FunctionKind<'_>, iommu: KernelIommu) -> peerbar_ru
         FunctionKind::Device(DeviceSpec::Nvme(_)) => (PortType::Endpoint, NVME),
         FunctionKind::Device(DeviceSpec::Gpu(..)) => (PortType::Endpoint, GPU),
         FunctionKind::Device(DeviceSpec::Nic(..)) => (PortType::Endpoint, NIC),
+        FunctionKind::Device(DeviceSpec::Foreign(_)) => (PortType::Endpoint, UNKNOWN),
     };
     let function = peerbar_rule::Function::new(id, kind, device);
     if kind != PortType::RootPort {

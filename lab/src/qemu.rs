@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::accel::Accel;
 use crate::firmware::Firmware;
 use crate::guest_access::GuestAccess;
-use crate::scenario::{DeviceSpec, Machine, Model, Namespace, Nvme};
+use crate::scenario::{DeviceSpec, Foreign, Machine, Model, Namespace, Nvme};
 use crate::survivors::Survivors;
 use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
@@ -390,6 +390,16 @@ impl Sockets {
         self.folder_of(device.name()).join(name)
     }
 
+    /// Returns the socket of the server behind the proxy of `device`: the server listens, the proxy
+    /// connects.
+    pub fn foreign(&self, device: &Foreign) -> PathBuf {
+        let own = || {
+            let folder = self.folder_of(&device.name);
+            folder.join(format!("foreign-{}.sock", device.name))
+        };
+        device.socket.clone().unwrap_or_else(own)
+    }
+
     /// Returns the socket of the vsock device: its server listens, QEMU connects.
     pub fn vsock_device(&self) -> PathBuf {
         self.folder.join("vhost-vsock.sock")
@@ -439,6 +449,11 @@ impl Sockets {
         let servers = devices().map(|device| self.server(device));
         let servers = servers.chain(devices().map(|device| self.control(device)));
         let switches = topology.switches().map(|switch| self.switch(switch));
+        let foreign = devices().filter_map(|device| match device {
+            DeviceSpec::Foreign(device) => Some(self.foreign(device)),
+            _ => None,
+        });
+        let servers = servers.chain(foreign);
         let mut paths = servers.chain(switches).chain([
             self.report(),
             self.monitor(),
@@ -522,7 +537,7 @@ fn vfio_user(device: DeviceSpec<'_>, bus: &str, socket: &Path) -> String {
     });
     let number = match device {
         DeviceSpec::Gpu(_, number) | DeviceSpec::Nic(_, number) => Some(number),
-        DeviceSpec::Nvme(_) => None,
+        DeviceSpec::Nvme(_) | DeviceSpec::Foreign(_) => None,
     };
     if let (Some(number), Some(properties)) = (number, properties.as_object_mut()) {
         // It has no serial number, so the guest identifies it by this.

@@ -15,6 +15,7 @@ mod error;
 mod fault;
 mod file;
 mod files;
+pub(crate) mod foreign;
 mod gpu;
 mod group;
 mod link;
@@ -44,13 +45,14 @@ mod validate;
 
 pub use acs::AcsPorts;
 pub use attach::AttachPoint;
-pub use builder::{GpuBuilder, NicBuilder, NvmeBuilder, ScenarioBuilder};
+pub use builder::{DeviceBuilder, GpuBuilder, NicBuilder, NvmeBuilder, ScenarioBuilder};
 pub use bus_numbers::first_buses;
 pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use contents::{Machine, Namespace, Nvme, Pmr, Scenario, Switch};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use file::Model;
+pub use foreign::{Count, Foreign, ServerProgram};
 pub use gpu::Gpu;
 pub use group::{GroupCheck, GroupGuest, GuestGroup};
 pub use mistakes::{Known, Review, review};
@@ -527,7 +529,7 @@ mod tests {
         );
         assert_eq!(
             parse("timeout = \"9s\"\nname = \"x\"\n".to_owned()).unwrap_err(),
-            "x.toml:2: no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
+            "x.toml:2: no device: add an [[nvme]], a [[gpu]], a [[nic]] or a [[device]]"
         );
         for memory in ["0", "94M", "97M"] {
             let top = format!("tools = true\nmachine = {{ memory = \"{memory}\" }}\n");

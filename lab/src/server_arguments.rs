@@ -1,6 +1,7 @@
 //! The command lines of servers, rendered from a [`Topology`]. Pure: nothing is started here.
 
 use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
 
 use peerbar_dma::Latency;
 use peerbar_flight::Level;
@@ -11,7 +12,8 @@ use serde_json::{Map, Value};
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
-use crate::scenario::{DeviceSpec, Namespace, Nic, Nvme, RdmaNetwork};
+use crate::scenario::foreign::SOCKET;
+use crate::scenario::{Count, DeviceSpec, Foreign, Namespace, Nic, Nvme, RdmaNetwork};
 use crate::topology::Topology;
 
 /// A server to be started.
@@ -21,15 +23,39 @@ pub struct ServerCommand {
     /// Name of the device in the scenario.
     pub name: String,
     /// Its program.
-    pub program: &'static str,
+    pub program: ServerProgram,
     /// Its arguments, without those of the flight recorder.
     pub arguments: Vec<String>,
     /// Amount that its flight recorder records, if it has one.
     pub recording: Option<Level>,
+    /// The device with a server of another project, if it is that server or its proxy.
+    pub foreign: Option<String>,
 }
 
-/// Returns the servers of a topology: first the switches, the fabric and the vsock device if there
-/// are such, then the devices, which must find their switch and their fabric.
+/// The program of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerProgram {
+    /// One of peerbar's, by its name. It prints `ready` once it serves.
+    Own(&'static str),
+    /// One of another project.
+    Foreign(ForeignProgram),
+}
+
+/// A program of another project that serves a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignProgram {
+    /// The program's file, or its name if it is searched in PATH.
+    pub file: PathBuf,
+    /// The folder in which it is started.
+    pub folder: PathBuf,
+    /// The file that exists once it serves.
+    pub ready: PathBuf,
+    /// Files and folders that it may write, in addition to the folder of the run.
+    pub writable: Vec<PathBuf>,
+}
+
+/// Returns the servers of a topology: first the switches, the fabric, the vsock device and the
+/// servers of other projects if there are such, then the devices, which must find those.
 pub fn server_commands(
     topology: &Topology<'_>,
     recording: Level,
@@ -38,23 +64,31 @@ pub fn server_commands(
     let switches = topology.switches().map(|switch| ServerCommand {
         kind: "switch",
         name: switch.to_owned(),
-        program: "peerbar-switch",
+        program: ServerProgram::Own("peerbar-switch"),
         arguments: switch_arguments(switch, topology, sockets),
         recording: None,
+        foreign: None,
     });
     let devices = topology.devices().filter(|device| device.is_ours());
     let devices = devices.map(|device| ServerCommand {
         kind: device.kind(),
         name: device.name().to_owned(),
-        program: device.program(),
+        program: ServerProgram::Own(device.program()),
         arguments: device_arguments(device, topology, sockets),
         recording: Some(recording),
+        foreign: match device {
+            DeviceSpec::Foreign(device) => Some(device.name.clone()),
+            _ => None,
+        },
     });
     let vsock = topology.access.map(|_| vsock_command(sockets));
+    let foreign = topology
+        .devices()
+        .filter_map(|device| foreign_command(device, sockets));
     let fabric = topology.fabric.filter(|_| !sockets.has_shared_fabric());
     let fabric = fabric.map(|fabric| fabric_command(fabric, sockets));
     [
-        switches.chain(fabric).chain(vsock).collect(),
+        switches.chain(fabric).chain(vsock).chain(foreign).collect(),
         devices.collect(),
     ]
 }
@@ -73,10 +107,51 @@ pub fn fabric_command(fabric: &RdmaNetwork, sockets: &Sockets) -> ServerCommand 
     ServerCommand {
         kind: "fabric",
         name: "fabric".to_owned(),
-        program: "peerbar-fabric",
+        program: ServerProgram::Own("peerbar-fabric"),
         arguments: words.collect(),
         recording: None,
+        foreign: None,
     }
+}
+
+/// Returns the server behind the proxy of `device`, if a run starts that server.
+fn foreign_command(device: DeviceSpec<'_>, sockets: &Sockets) -> Option<ServerCommand> {
+    let DeviceSpec::Foreign(device) = device else {
+        return None;
+    };
+    let command = device.command.as_ref()?;
+    let socket = sockets.foreign(device);
+    let (program, arguments) = command.words.split_first()?;
+    let text = socket.display().to_string();
+    let arguments = arguments.iter();
+    Some(ServerCommand {
+        kind: "foreign",
+        name: foreign_server(&device.name),
+        program: ServerProgram::Foreign(ForeignProgram {
+            // A path is relative to the scenario, a name is searched in PATH.
+            file: match program.contains('/') {
+                true => command.folder.join(program),
+                false => PathBuf::from(program),
+            },
+            folder: command.folder.clone(),
+            ready: command.ready.clone().unwrap_or_else(|| socket.clone()),
+            writable: socket
+                .parent()
+                .map(Path::to_owned)
+                .into_iter()
+                .chain(command.writable.iter().cloned())
+                .collect(),
+        }),
+        arguments: arguments.map(|word| word.replace(SOCKET, &text)).collect(),
+        recording: None,
+        foreign: Some(device.name.clone()),
+    })
+}
+
+/// Returns the name of the server behind the proxy of the device `name`. A dot keeps it apart from
+/// all names of a scenario.
+pub(crate) fn foreign_server(name: &str) -> String {
+    format!("{name}.server")
 }
 
 fn vsock_command(sockets: &Sockets) -> ServerCommand {
@@ -89,9 +164,10 @@ fn vsock_command(sockets: &Sockets) -> ServerCommand {
     ServerCommand {
         kind: "vsock",
         name: "vsock".to_owned(),
-        program: "peerbar-vsock",
+        program: ServerProgram::Own("peerbar-vsock"),
         arguments: words.collect(),
         recording: None,
+        foreign: None,
     }
 }
 
@@ -143,6 +219,7 @@ fn device_arguments(
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => options(&gpu.config),
         DeviceSpec::Nic(nic, _) => nic_arguments(nic, topology.fabric.map(|_| sockets)),
+        DeviceSpec::Foreign(device) => foreign_arguments(device, sockets),
     });
     words
 }
@@ -159,6 +236,15 @@ fn nic_arguments(nic: &Nic, sockets: Option<&Sockets>) -> Vec<String> {
         let socket = sockets.fabric().display().to_string();
         words.extend(["--fabric".to_owned(), socket]);
         words.extend(["--fabric-name".to_owned(), nic.name.clone()]);
+    }
+    words
+}
+
+fn foreign_arguments(device: &Foreign, sockets: &Sockets) -> Vec<String> {
+    let socket = sockets.foreign(device).display().to_string();
+    let mut words = vec!["--server".to_owned(), socket];
+    if device.count == Count::All {
+        words.push("--count-all".to_owned());
     }
     words
 }
@@ -210,8 +296,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use std::path::Path;
-
     use crate::scenario::{AttachPoint, Pmr, Scenario};
     use peerbar_nvme::PollPolicy;
 
@@ -290,6 +374,35 @@ mod tests {
                 "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a",
                 "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --seed 8 --fabric /s/fabric.sock --fabric-name b",
             ]
+        );
+    }
+
+    #[test]
+    fn server_of_another_project_starts_before_its_proxy() {
+        let text = "name = \"x\"\n[[switch]]\nname = \"s0\"\n[[device]]\nname = \"a\"\nbelow = \"s0\"\n\
+             command = [\"bin/server\", \"-s\", \"{socket}\"]\ncount = \"all\"\nlink-latency = \"2us\"\n\
+             [[device]]\nname = \"b\"\nsocket = \"/run/b\"\n";
+        let scenario = Scenario::parse_interactive(Path::new("/lab/x.toml"), text).unwrap();
+        let lines = lines(&scenario);
+        let expected = [
+            "-s /s/foreign-a.sock",
+            "--socket-path /s/device-a.sock --control /s/device-a.control --switch /s/switch-s0.sock --port-name a \
+             --link-latency 2us --server /s/foreign-a.sock --count-all",
+            "--socket-path /s/device-b.sock --control /s/device-b.control --server /run/b",
+        ];
+        assert_eq!(lines[1..], expected);
+        let topology = Topology::of(&scenario);
+        let sockets = Sockets::in_folder(Path::new("/s"));
+        let [first, _] = server_commands(&topology, Level::Maps, &sockets);
+        let program = ServerProgram::Foreign(ForeignProgram {
+            file: "/lab/bin/server".into(),
+            folder: "/lab".into(),
+            ready: "/s/foreign-a.sock".into(),
+            writable: vec!["/s".into()],
+        });
+        assert_eq!(
+            (first[1].name.as_str(), &first[1].program),
+            ("a.server", &program)
         );
     }
 

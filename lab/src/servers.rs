@@ -1,5 +1,6 @@
 //! The servers' processes: one for each switch and one for each device.
 
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -16,16 +17,19 @@ use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::{Folder, SocketLink, flight_record};
+use crate::foreign_socket;
 use crate::injecting::{FABRIC, link_name};
 use crate::parent_death;
 use crate::programs::program;
 use crate::qemu::Sockets;
 use crate::scenario::{DeviceSpec, Model, Namespace, Nvme};
-use crate::server_arguments::{ServerCommand, server_commands};
+use crate::server_arguments::{ForeignProgram, ServerCommand, ServerProgram, server_commands};
 use crate::topology::Topology;
 
 /// Longest time until a server has bound its socket and filled its memory.
 const START: Duration = Duration::from_secs(20);
+/// Time between two looks for a file that a program of another project makes: nothing reports it.
+const LOOK: Duration = Duration::from_millis(20);
 /// Longest time that a server may take to write back and end.
 const END: Duration = Duration::from_secs(5);
 
@@ -39,6 +43,10 @@ pub struct Server {
     pub child: Child,
     /// Set if a check has asked for its death: then its end is no failure.
     pub lost: bool,
+    /// The file that exists once it serves, if it is a program of another project.
+    ready: Option<PathBuf>,
+    /// The device with a server of another project, if it is that server or its proxy.
+    foreign: Option<String>,
     /// Its socket for questions about the windows of its ports, if it is a switch with such
     /// questions.
     pub(crate) bridges: Option<SwitchSocket>,
@@ -95,11 +103,9 @@ pub fn start(
                 true => spawn_switch(&command, folder)?,
                 false => spawn(&command, folder)?,
             };
-            let stdout = server
-                .child
-                .take_stdout()
-                .context("a server without standard output")?;
-            events.add_bytes(EventSource::Server(servers.len()), stdout);
+            if let Some(stdout) = server.child.take_stdout() {
+                events.add_bytes(EventSource::Server(servers.len()), stdout);
+            }
             servers.push(server);
         }
         wait_until_ready(events, &mut servers, first)?;
@@ -116,6 +122,15 @@ pub fn start(
     Ok(servers)
 }
 
+/// Lets the servers of other projects that belong to a device of `losable`, and their proxies, end by
+/// themselves: nobody but their authors knows how they die.
+pub(crate) fn let_foreign_die(servers: &mut [Server], losable: &BTreeSet<String>) {
+    for server in servers {
+        let device = server.foreign.as_ref();
+        server.lost |= device.is_some_and(|device| losable.contains(device));
+    }
+}
+
 /// Asks each server to end, the last first, so that a switch outlives the devices below it, and
 /// waits for it. A server that fails may have lost data, and one that has ended unexpectedly has
 /// left its guest. Returns the exit message of the first such server.
@@ -124,7 +139,9 @@ pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
     for server in servers.iter_mut().rev() {
         let unasked = server.child.ended()?.is_some();
         let status = server.child.end(END)?;
-        if (unasked || !status.success()) && !server.lost {
+        // A program of another project may end with any status when it is asked to.
+        let has_failed = server.ready.is_none() && !status.success();
+        if (unasked || has_failed) && !server.lost {
             complaint.get_or_insert_with(|| exit_message(server, status));
         }
     }
@@ -158,7 +175,10 @@ fn spawn_switch(server: &ServerCommand, folder: &Folder) -> Result<Server, Failu
 }
 
 fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<Server, Failure> {
-    let mut command = Command::new(program(server.program)?);
+    let (mut command, foreign) = match &server.program {
+        ServerProgram::Own(name) => (Command::new(program(name)?), None),
+        ServerProgram::Foreign(foreign) => (Command::new(&foreign.file), Some(foreign)),
+    };
     command.args(&server.arguments);
     if server.kind == "fabric" {
         command
@@ -174,21 +194,45 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
     }
     let name = format!("{}-{}.log", server.kind, server.name);
     let stderr = folder.file(&name)?;
-    let mut wrapped = parent_death::confined(&command)?;
-    wrapped.stdin(input).stdout(Stdio::piped()).stderr(stderr);
+    let mut wrapped = match foreign {
+        Some(foreign) => wrap_foreign(&command, foreign, folder)?,
+        None => parent_death::confined(&command)?,
+    };
+    let stdout = match foreign {
+        Some(_) => stderr.try_clone().context("cannot share a log")?.into(),
+        None => Stdio::piped(),
+    };
+    wrapped.stdin(input).stdout(stdout).stderr(stderr);
     let child = Child::spawn(wrapped)?;
     Ok(Server {
         name: server.name.clone(),
         log: folder.path().join(name),
         child,
         lost: false,
+        ready: foreign.map(|foreign| foreign.ready.clone()),
+        foreign: server.foreign.clone(),
         bridges: None,
         _control: None,
     })
 }
 
-/// A server prints `ready` when its socket is bound, and closes its standard output when it fails.
-/// Waits for the servers from number `first` on.
+/// Returns `command` confined as a program of another project, in its folder.
+fn wrap_foreign(
+    command: &Command,
+    foreign: &ForeignProgram,
+    folder: &Folder,
+) -> Result<Command, Failure> {
+    let own = [folder.path()].into_iter();
+    let writable: Vec<&Path> = own
+        .chain(foreign.writable.iter().map(PathBuf::as_path))
+        .collect();
+    let mut wrapped = parent_death::confined_to(&writable, command)?;
+    wrapped.current_dir(&foreign.folder);
+    Ok(wrapped)
+}
+
+/// A server prints `ready` when its socket is bound, and closes its standard output when it fails. A
+/// program of another project makes a file. Waits for the servers from number `first` on.
 pub(crate) fn wait_until_ready(
     events: &mut Events<'_>,
     servers: &mut [Server],
@@ -196,9 +240,13 @@ pub(crate) fn wait_until_ready(
 ) -> Result<(), Failure> {
     let deadline = Instant::now() + START;
     let mut output: Vec<Vec<u8>> = vec![Vec::new(); servers.len()];
-    let unready = |bytes: &Vec<u8>| !bytes.starts_with(b"ready\n");
-    while output.iter().skip(first).any(unready) {
-        match events.next(deadline)? {
+    while let Some(unready) = unready(servers, &output, first)? {
+        let until = match unready.ready {
+            Some(_) => deadline.min(Instant::now() + LOOK),
+            None => deadline,
+        };
+        let late = late(unready);
+        match events.next(until)? {
             Some(Event::Data(EventSource::Server(index), bytes)) => {
                 let output = output.get_mut(index).context("output of no server")?;
                 output.extend(bytes);
@@ -210,14 +258,49 @@ pub(crate) fn wait_until_ready(
             }
             Some(Event::Signal(signal)) => return Err(Failure::Interrupted(signal)),
             Some(_) => {}
-            None => {
-                return Err(
-                    anyhow!("the servers are not ready after {} s", START.as_secs()).into(),
-                );
-            }
+            None if until < deadline => {}
+            None => return Err(late.into()),
         }
     }
     Ok(())
+}
+
+/// Returns the first server from number `first` on that is not ready, by its `output` or its file.
+///
+/// # Errors
+/// A program of another project that has ended.
+fn unready<'a>(
+    servers: &'a mut [Server],
+    output: &[Vec<u8>],
+    first: usize,
+) -> Result<Option<&'a Server>, Failure> {
+    for (server, output) in servers.iter_mut().zip(output).skip(first) {
+        let is_ready = match &server.ready {
+            Some(file) => foreign_socket::is_ready(file),
+            None => output.starts_with(b"ready\n"),
+        };
+        if is_ready {
+            continue;
+        }
+        if server.ready.is_some() && server.child.ended()?.is_some() {
+            return Err(failed_to_start(server));
+        }
+        return Ok(Some(server));
+    }
+    Ok(None)
+}
+
+fn late(server: &Server) -> anyhow::Error {
+    let seconds = START.as_secs();
+    match &server.ready {
+        Some(file) => anyhow!(
+            "server {} is not ready after {seconds} s: there is no {}; its log is {}",
+            server.name,
+            file.display(),
+            server.log.display()
+        ),
+        None => anyhow!("server {} is not ready after {seconds} s", server.name),
+    }
 }
 
 /// Exit code 2 of a server is the user's mistake, any other the machine's.

@@ -3,6 +3,8 @@
 //! It is rendered as QEMU's arguments ([`crate::qemu`]), as the servers' arguments
 //! ([`crate::server_arguments`]) and as the tree for the kernel's rule ([`Topology::pci_tree`]).
 
+use std::collections::BTreeMap;
+
 use peerbar_switch::LinkMode;
 
 use crate::guest_access::GuestAccess;
@@ -14,6 +16,9 @@ pub const ROOT_BUS: &str = "pcie.0";
 
 /// Size of the BAR with an adapter's doorbells and low-latency queues.
 const NIC_BAR_BYTES: u64 = 64 << 20;
+
+/// Size that a device with a server of another project is expected to need at most for its BARs.
+const FOREIGN_BAR_BYTES: u64 = 8 << 30;
 
 /// The host bridges and PCI functions of a scenario, without those that QEMU adds by itself.
 #[derive(Clone, Debug)]
@@ -94,13 +99,15 @@ impl<'a> Topology<'a> {
             acs_redirects: KernelIommu::of(&scenario.machine).enables_acs
                 && acs_options(&scenario.machine).is_empty(),
         };
-        let mut slots = 1..;
+        let slots: BTreeMap<&str, u32> = scenario.slots().collect();
         for switch in &scenario.switches {
-            let bus = topology.add_port(scenario, &switch.name, &switch.attach, slots.next());
+            let slot = slots.get(switch.name.as_str()).copied();
+            let bus = topology.add_port(scenario, &switch.name, &switch.attach, slot);
             topology.add(switch.name.clone(), bus, FunctionKind::UpstreamPort);
         }
         for device in scenario.devices() {
-            let bus = topology.add_port(scenario, device.name(), device.attach(), slots.next());
+            let slot = slots.get(device.name()).copied();
+            let bus = topology.add_port(scenario, device.name(), device.attach(), slot);
             topology.add(device.name().to_owned(), bus, FunctionKind::Device(device));
         }
         topology
@@ -154,7 +161,7 @@ impl<'a> Topology<'a> {
             .map(|function| function.id.as_str())
     }
 
-    /// Returns the devices: the NVMe controllers, the GPUs, the adapters.
+    /// Returns the devices in the order of [`Scenario::devices`].
     pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'a>> {
         self.functions
             .iter()
@@ -195,6 +202,8 @@ impl<'a> Topology<'a> {
             }
             DeviceSpec::Gpu(gpu, _) => gpu.config.aperture().0,
             DeviceSpec::Nic(..) => NIC_BAR_BYTES,
+            // Its server is asked only once it runs.
+            DeviceSpec::Foreign(_) => FOREIGN_BAR_BYTES,
         });
         bytes.fold(0, u64::saturating_add)
     }

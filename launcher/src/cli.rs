@@ -215,6 +215,9 @@ pub(crate) enum Command {
         /// Give it no new privileges, and only its standard streams.
         #[arg(long)]
         confined: bool,
+        /// Let it write only these files and folders, and devices.
+        #[arg(long, value_name = "PATH")]
+        writable: Vec<PathBuf>,
         /// Process id of the parent.
         parent: i32,
         /// The program and its arguments.

@@ -19,7 +19,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
-use peerbar_lab::server_arguments::server_commands;
+use peerbar_lab::server_arguments::{ServerProgram, server_commands};
 use peerbar_lab::size::Size;
 use peerbar_lab::temporary_folder::temporary_folder;
 use peerbar_lab::terminal::{columns, print};
@@ -131,7 +131,11 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
 /// Returns the programs that a run starts or brings into its guest.
 fn programs(scenario: &Scenario, topology: &Topology<'_>, sockets: &Sockets) -> Vec<&'static str> {
     let servers = server_commands(topology, scenario.recording, sockets);
-    let servers = servers.iter().flatten().map(|server| server.program);
+    let servers = servers.iter().flatten();
+    let servers = servers.filter_map(|server| match server.program {
+        ServerProgram::Own(name) => Some(name),
+        ServerProgram::Foreign(_) => None,
+    });
     let of_checks = scenario.checks.iter().flat_map(Check::programs).copied();
     let all = ["peerbar-agent"].into_iter().chain(servers);
     all.chain(of_checks).collect()
@@ -224,7 +228,7 @@ fn described(qemu: &Qemu) -> String {
 fn bytes_in_memory(scenario: &Scenario) -> u64 {
     let of_device = |device: DeviceSpec<'_>| match device {
         DeviceSpec::Gpu(gpu, _) => gpu.config.vram.0,
-        DeviceSpec::Nic(..) => 0,
+        DeviceSpec::Nic(..) | DeviceSpec::Foreign(_) => 0,
         DeviceSpec::Nvme(nvme) => {
             let namespaces = nvme.namespaces.iter();
             let ram = namespaces.map(|namespace| match namespace {

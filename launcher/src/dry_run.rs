@@ -11,7 +11,9 @@ use peerbar_lab::guest_files::FILES;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Boot, Sockets};
 use peerbar_lab::scenario::{GuestGroup, Scenario};
-use peerbar_lab::server_arguments::{ServerCommand, fabric_command, server_commands};
+use peerbar_lab::server_arguments::{
+    ServerCommand, ServerProgram, fabric_command, server_commands,
+};
 use peerbar_lab::shell_word::quoted;
 use peerbar_lab::topology::Topology;
 
@@ -99,7 +101,11 @@ pub(crate) fn text(
 }
 
 fn command_line(server: &ServerCommand) -> Result<String, Failure> {
-    let path = program(server.program)?.display().to_string();
+    let path = match &server.program {
+        ServerProgram::Own(name) => program(name)?,
+        ServerProgram::Foreign(foreign) => foreign.file.clone(),
+    };
+    let path = path.display().to_string();
     Ok(line([path].into_iter().chain(server.arguments.clone())))
 }
 

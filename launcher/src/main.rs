@@ -83,9 +83,12 @@ fn main() -> ExitCode {
         Command::Man { folder } => help::man(&folder),
         Command::DieWithParent {
             confined,
+            writable,
             parent,
             words,
-        } => Err(parent_death::become_program(parent, confined, &words)),
+        } => Err(parent_death::become_program(
+            parent, confined, &writable, &words,
+        )),
     };
     result.unwrap_or_else(|failure| failure.report())
 }

@@ -125,7 +125,8 @@ impl StartedServers {
         folder: &Folder,
         events: &mut Events<'_>,
     ) -> Result<Self, Failure> {
-        let servers = servers::start(topology, scenario.recording, sockets, folder, events)?;
+        let mut servers = servers::start(topology, scenario.recording, sockets, folder, events)?;
+        servers::let_foreign_die(&mut servers, &scenario.losable());
         let switches = servers.iter().filter_map(|server| server.bridges.clone());
         let switches = switches.chain(sockets.survivors().switches());
         let switches = switches.map(|socket| socket.within(topology));

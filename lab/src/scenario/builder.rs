@@ -32,6 +32,10 @@ pub struct GpuBuilder(Table);
 #[derive(Clone, Debug)]
 pub struct NicBuilder(Table);
 
+/// A `[[device]]` table.
+#[derive(Clone, Debug)]
+pub struct DeviceBuilder(Table);
+
 impl ScenarioBuilder {
     /// Returns a scenario without devices.
     pub fn new(name: &str) -> Self {
@@ -127,6 +131,11 @@ impl ScenarioBuilder {
         self.add("nic", nic.0)
     }
 
+    /// Adds a device with a server of another project.
+    pub fn device(self, device: DeviceBuilder) -> Self {
+        self.add("device", device.0)
+    }
+
     fn add(self, kind: &str, mut table: Table) -> Self {
         if let Some(guest) = &self.guest {
             table.insert("guest".to_owned(), guest.as_str().into());
@@ -199,7 +208,7 @@ macro_rules! keys_of_devices {
     )*};
 }
 
-keys_of_devices!(NvmeBuilder, GpuBuilder, NicBuilder);
+keys_of_devices!(NvmeBuilder, GpuBuilder, NicBuilder, DeviceBuilder);
 
 impl NvmeBuilder {
     /// Returns a controller without namespaces.
@@ -244,6 +253,21 @@ impl NicBuilder {
     /// Returns an adapter.
     pub fn new(name: &str) -> Self {
         Self(named(name))
+    }
+}
+
+impl DeviceBuilder {
+    /// Returns a device whose server listens at `socket`.
+    pub fn new(name: &str, socket: &Path) -> Self {
+        let socket = socket.to_string_lossy().into_owned();
+        Self(named(name)).key("socket", socket)
+    }
+
+    /// Returns a device whose server is started by these words, in which `{socket}` stands for its
+    /// socket.
+    pub fn started_by(name: &str, command: &[&str]) -> Self {
+        let words: Vec<Value> = command.iter().map(|word| Value::from(*word)).collect();
+        Self(named(name)).key("command", words)
     }
 }
 

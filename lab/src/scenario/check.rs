@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use peerbar_report::{Inventory, NvmeDevice};
+use peerbar_report::{ForeignKind, Inventory, NvmeDevice};
 
 use super::contents::{Machine, Nvme};
+use super::foreign::Foreign;
 use super::gpu::Gpu;
 use super::nic::Nic;
 
@@ -15,11 +16,17 @@ pub(super) struct Endpoints<'a> {
     pub(super) nvmes: &'a [Nvme],
     pub(super) gpus: &'a [Gpu],
     pub(super) nics: &'a [Nic],
+    pub(super) foreign: &'a [Foreign],
 }
 
 /// Returns everything that checks can name.
 pub(super) fn inventory(
-    Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
+    Endpoints {
+        nvmes,
+        gpus,
+        nics,
+        foreign,
+    }: Endpoints<'_>,
     machine: &Machine,
     tools: bool,
     timeout: Duration,
@@ -43,10 +50,16 @@ pub(super) fn inventory(
     let nic = |nic: &Nic| peerbar_report::Nic {
         name: nic.name.clone(),
     };
+    // The class code of a device without a kind is not known before a run.
+    let is_other = |device: &&Foreign| device.kind == Some(ForeignKind::Other);
+    let disks = foreign.iter().filter(|device| !is_other(device));
+    let functions = foreign.iter().filter(is_other);
     Inventory {
         nvmes: nvmes.iter().map(nvme).collect(),
         gpus: gpus.iter().map(gpu).collect(),
         nics: nics.iter().map(nic).collect(),
+        foreign_disks: disks.map(|device| device.plan(0).disk()).collect(),
+        functions: functions.map(|device| device.name.clone()).collect(),
         cpus: machine.cpus,
         tools,
         timeout,

@@ -12,6 +12,7 @@ use peerbar_switch::LinkMode;
 use super::acs::AcsPorts;
 use super::attach::AttachPoint;
 use super::file::Model;
+use super::foreign::Foreign;
 use super::gpu::Gpu;
 use super::nic::Nic;
 use super::program::HostProgram;
@@ -52,6 +53,8 @@ pub struct Scenario {
     pub gpus: Vec<Gpu>,
     /// The RDMA network adapters.
     pub nics: Vec<Nic>,
+    /// The devices with servers of other projects.
+    pub foreign: Vec<Foreign>,
     /// The fabric that joins them, if there is one.
     pub fabric: Option<RdmaNetwork>,
     /// Kernel modules that are loaded before the first check.

@@ -7,6 +7,7 @@ use peerbar_switch::LinkMode;
 use super::attach::AttachPoint;
 use super::contents::{Nvme, Scenario};
 use super::file::Model;
+use super::foreign::Foreign;
 use super::gpu::Gpu;
 use super::nic::Nic;
 
@@ -19,6 +20,8 @@ pub enum DeviceSpec<'a> {
     Gpu(&'a Gpu, u32),
     /// An RDMA network adapter, and its number in the scenario, from 1.
     Nic(&'a Nic, u32),
+    /// A device with a server of another project, behind our proxy.
+    Foreign(&'a Foreign),
 }
 
 impl<'a> DeviceSpec<'a> {
@@ -28,6 +31,7 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(nvme) => &nvme.name,
             DeviceSpec::Gpu(gpu, _) => &gpu.name,
             DeviceSpec::Nic(nic, _) => &nic.name,
+            DeviceSpec::Foreign(device) => &device.name,
         }
     }
 
@@ -37,6 +41,7 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(nvme) => &nvme.attach,
             DeviceSpec::Gpu(gpu, _) => &gpu.attach,
             DeviceSpec::Nic(nic, _) => &nic.attach,
+            DeviceSpec::Foreign(device) => &device.attach,
         }
     }
 
@@ -46,6 +51,7 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(nvme) => nvme.link,
             DeviceSpec::Gpu(gpu, _) => gpu.link,
             DeviceSpec::Nic(nic, _) => nic.link,
+            DeviceSpec::Foreign(device) => device.link,
         }
     }
 
@@ -55,15 +61,17 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(nvme) => nvme.link_speed,
             DeviceSpec::Gpu(gpu, _) => gpu.link_speed,
             DeviceSpec::Nic(nic, _) => nic.link_speed,
+            DeviceSpec::Foreign(device) => device.link_speed,
         }
     }
 
-    /// Returns `true` if it offers address translation services.
+    /// Returns `true` if the scenario gives it address translation services.
     pub fn ats(self) -> bool {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.ats,
             DeviceSpec::Gpu(gpu, _) => gpu.ats,
             DeviceSpec::Nic(nic, _) => nic.ats,
+            DeviceSpec::Foreign(_) => false,
         }
     }
 
@@ -73,6 +81,7 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(nvme) => &nvme.faults,
             DeviceSpec::Gpu(gpu, _) => &gpu.faults,
             DeviceSpec::Nic(nic, _) => &nic.faults,
+            DeviceSpec::Foreign(device) => &device.faults,
         }
     }
 
@@ -82,6 +91,7 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(_) => "nvme",
             DeviceSpec::Gpu(..) => "gpu",
             DeviceSpec::Nic(..) => "nic",
+            DeviceSpec::Foreign(_) => "device",
         }
     }
 
@@ -96,19 +106,29 @@ impl<'a> DeviceSpec<'a> {
             DeviceSpec::Nvme(_) => "peerbar-nvme",
             DeviceSpec::Gpu(..) => "peerbar-gpu",
             DeviceSpec::Nic(..) => "peerbar-efa",
+            DeviceSpec::Foreign(_) => "peerbar-proxy",
         }
     }
 }
 
 impl Scenario {
-    /// Returns all devices: the NVMe controllers, the GPUs, the adapters.
+    /// Returns all devices: the NVMe controllers, the GPUs, the adapters, those with servers of
+    /// other projects.
     pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'_>> {
         let gpus = self.gpus.iter().zip(1..);
         let gpus = gpus.map(|(gpu, number)| DeviceSpec::Gpu(gpu, number));
         let nics = self.nics.iter().zip(1..);
         let nics = nics.map(|(nic, number)| DeviceSpec::Nic(nic, number));
         let nvmes = self.nvmes.iter().map(DeviceSpec::Nvme);
-        nvmes.chain(gpus).chain(nics)
+        let foreign = self.foreign.iter().map(DeviceSpec::Foreign);
+        nvmes.chain(gpus).chain(nics).chain(foreign)
+    }
+
+    /// Returns the slot number of the port above each switch, and then of that above each device.
+    pub fn slots(&self) -> impl Iterator<Item = (&str, u32)> {
+        let switches = self.switches.iter().map(|switch| switch.name.as_str());
+        let devices = self.devices().map(DeviceSpec::name);
+        switches.chain(devices).zip(1..)
     }
 
     /// Returns `true` if the port of this switch above `device` has Access Control Services.

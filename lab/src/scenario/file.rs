@@ -11,6 +11,7 @@ use toml::de::{DeTable, Deserializer};
 
 use super::acs::AcsPorts;
 use super::error::Problem;
+use super::foreign::Count;
 use super::sanitize::{self, Sanitize};
 use super::settings::Settings;
 use super::twin::Twin;
@@ -62,6 +63,8 @@ pub(super) struct File {
     pub(super) gpu_settings: Vec<Settings<peerbar_gpu::Config>>,
     #[serde(default)]
     pub(super) nic: Vec<NicTable>,
+    #[serde(default)]
+    pub(super) device: Vec<DeviceTable>,
     pub(super) fabric: Option<Spanned<FabricTable>>,
     #[serde(default)]
     pub(super) module: Vec<Spanned<ModuleTable>>,
@@ -201,6 +204,26 @@ pub(super) struct NicTable {
     pub(super) link_bandwidth: Option<Spanned<String>>,
     pub(super) ats: Option<Spanned<bool>>,
     pub(super) seed: Option<u64>,
+    #[serde(default)]
+    pub(super) faults: Vec<Spanned<String>>,
+}
+
+/// A device with a server of another project.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct DeviceTable {
+    pub(super) name: Spanned<String>,
+    pub(super) below: Option<Spanned<String>>,
+    pub(super) link: Option<Spanned<String>>,
+    pub(super) link_latency: Option<Spanned<String>>,
+    pub(super) link_bandwidth: Option<Spanned<String>>,
+    pub(super) socket: Option<Spanned<PathBuf>>,
+    pub(super) command: Option<Spanned<Vec<String>>>,
+    pub(super) ready: Option<Spanned<String>>,
+    #[serde(default)]
+    pub(super) writable: Vec<Spanned<PathBuf>>,
+    pub(super) kind: Option<Spanned<String>>,
+    pub(super) count: Option<Count>,
     #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
 }

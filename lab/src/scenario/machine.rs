@@ -23,10 +23,15 @@ pub(super) const HUGE_PAGE: u64 = 2 << 20;
 pub(super) fn machine(
     table: MachineTable,
     attach_points: &AttachPoints,
-    Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
+    Endpoints {
+        nvmes,
+        gpus,
+        nics,
+        foreign,
+    }: Endpoints<'_>,
 ) -> Result<Machine, Problem> {
     let own_disk = nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
-    let recorded = own_disk || !gpus.is_empty() || !nics.is_empty();
+    let recorded = own_disk || !gpus.is_empty() || !nics.is_empty() || !foreign.is_empty();
     let has_ats = nvmes.iter().map(|nvme| nvme.ats);
     let has_ats = has_ats.chain(gpus.iter().map(|gpu| gpu.ats));
     let mut has_ats = has_ats.chain(nics.iter().map(|nic| nic.ats));

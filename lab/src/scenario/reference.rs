@@ -5,8 +5,8 @@ use std::fs;
 use serde::Deserialize;
 
 use super::file::{
-    FabricTable, File, GpuTable, GuestTable, HostBridgeTable, MachineTable, ModuleTable,
-    NamespaceTable, NicTable, NvmeTable, ShareTable, SwitchTable,
+    DeviceTable, FabricTable, File, GpuTable, GuestTable, HostBridgeTable, MachineTable,
+    ModuleTable, NamespaceTable, NicTable, NvmeTable, ShareTable, SwitchTable,
 };
 use super::settings::fields;
 use super::{Scenario, Twin};
@@ -50,6 +50,7 @@ fn book_has_every_key_of_every_table_in_order() {
     let gpu = sorted(documented("## [[gpu]]"));
     assert_eq!(gpu, all_keys::<GpuTable, peerbar_gpu::Config>());
     assert_eq!(documented("## [[nic]]"), keys::<NicTable>());
+    assert_eq!(documented("## [[device]]"), keys::<DeviceTable>());
     assert_eq!(documented("## [fabric]"), keys::<FabricTable>());
     assert_eq!(documented("## [[guest]]"), keys::<GuestTable>());
     assert_eq!(documented("## [[module]]"), keys::<ModuleTable>());
@@ -113,6 +114,7 @@ fn template_has_every_key_of_every_table() {
     let gpu = all_keys::<GpuTable, peerbar_gpu::Config>();
     assert_eq!(in_template("[[gpu]]"), gpu);
     assert_eq!(in_template("[[nic]]"), sorted(keys::<NicTable>()));
+    assert_eq!(in_template("[[device]]"), sorted(keys::<DeviceTable>()));
     assert_eq!(in_template("[fabric]"), sorted(keys::<FabricTable>()));
     assert_eq!(in_template("[[module]]"), sorted(keys::<ModuleTable>()));
     assert_eq!(in_template("[[share]]"), sorted(keys::<ShareTable>()));

@@ -1,11 +1,11 @@
 //! A scenario as a run uses it: the choice of its checks, and what its guest needs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use peerbar_flight::Level;
 use peerbar_nvme::PollPolicy;
-use peerbar_report::{Check, HostFolder, Inventory, Mount, Plan, Rdma};
+use peerbar_report::{Check, ForeignDevice, HostFolder, Inventory, Mount, Plan, Rdma};
 
 use super::check::{self, Endpoints};
 use super::contents::{Nvme, Scenario};
@@ -23,6 +23,7 @@ impl Scenario {
             nvmes: &self.nvmes,
             gpus: &self.gpus,
             nics: &self.nics,
+            foreign: &self.foreign,
         };
         check::inventory(devices, &self.machine, self.tools, self.timeout)
     }
@@ -99,6 +100,7 @@ impl Scenario {
             devices: nvmes,
             gpus,
             nics,
+            foreign: self.planned_foreign(),
             one_switch: self.is_one_switch(),
             tools: self.tools,
             layers: Vec::new(),
@@ -113,6 +115,16 @@ impl Scenario {
             iommu_faults: Iommu::fault_texts().map(str::to_owned).collect(),
             checks: self.checks.clone(),
         }
+    }
+
+    /// Returns the devices with servers of other projects, each with its slot.
+    fn planned_foreign(&self) -> Vec<ForeignDevice> {
+        let slots: BTreeMap<&str, u32> = self.slots().collect();
+        let slot = |name: &str| slots.get(name).copied().unwrap_or_default();
+        let foreign = self.foreign.iter();
+        foreign
+            .map(|device| device.plan(slot(&device.name)))
+            .collect()
     }
 
     /// Returns the host's folders that the guest mounts.

@@ -27,12 +27,15 @@ pub(super) fn ports(file: &File) -> Result<(), Problem> {
     let nvmes = file.nvme.iter().filter_map(|nvme| nvme.below.as_ref());
     let gpus = file.gpu.iter().filter_map(|gpu| gpu.below.as_ref());
     let nics = file.nic.iter().filter_map(|nic| nic.below.as_ref());
+    let foreign = file.device.iter();
+    let foreign = foreign.filter_map(|device| device.below.as_ref());
     let is_switch = |below: &&Spanned<String>| {
         let mut switches = file.switch.iter();
         switches.any(|switch| switch.name.get_ref() == below.get_ref())
     };
     let mut taken: HashMap<&str, usize> = HashMap::new();
-    for below in nvmes.chain(gpus).chain(nics).filter(is_switch) {
+    let all = nvmes.chain(gpus).chain(nics).chain(foreign);
+    for below in all.filter(is_switch) {
         let count = taken.entry(below.get_ref()).or_default();
         *count += 1;
         if *count > PORTS {

@@ -16,8 +16,9 @@ use super::bus_numbers;
 use super::check::{Endpoints, inventory};
 use super::contents::{Machine, Nvme, Scenario, Switch};
 use super::error::Problem;
-use super::file::{File, GpuTable, HostBridgeTable, NicTable, NvmeTable, SwitchTable};
+use super::file::{DeviceTable, File, GpuTable, HostBridgeTable, NicTable, NvmeTable, SwitchTable};
 use super::files;
+use super::foreign::{Foreign, foreign};
 use super::gpu::Gpu;
 use super::gpu::gpu;
 use super::lost;
@@ -73,6 +74,7 @@ pub(super) fn scenario(
         nvmes: devices.nvmes,
         gpus: devices.gpus,
         nics: devices.nics,
+        foreign: devices.foreign,
         fabric: devices.fabric,
         modules: software.modules,
         module_sources: software.module_sources,
@@ -177,6 +179,7 @@ struct AttachedDevices {
     nvmes: Vec<Nvme>,
     gpus: Vec<Gpu>,
     nics: Vec<Nic>,
+    foreign: Vec<Foreign>,
     fabric: Option<RdmaNetwork>,
 }
 
@@ -190,18 +193,27 @@ impl AttachedDevices {
         let (nvmes, gpus) = endpoints(nvmes, gpus, points, folder)?;
         let mut nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
         nic::number(nics.iter_mut());
+        let taken = names_of(points, &nvmes, &gpus);
+        let taken = [taken, nics.iter().map(|nic| nic.name.clone()).collect()].concat();
+        let foreign = foreign_devices(take(&mut file.device), points, &taken, folder)?;
         let fabric = fabric(file.fabric.take(), &nics)?;
         let devices = nvmes
             .iter()
             .map(|nvme| (nvme.name.as_str(), &nvme.attach))
             .chain(gpus.iter().map(|gpu| (gpu.name.as_str(), &gpu.attach)))
-            .chain(nics.iter().map(|nic| (nic.name.as_str(), &nic.attach)));
+            .chain(nics.iter().map(|nic| (nic.name.as_str(), &nic.attach)))
+            .chain(
+                foreign
+                    .iter()
+                    .map(|other| (other.name.as_str(), &other.attach)),
+            );
         let switches = switches(take(&mut file.switch), points, devices)?;
         Ok(Self {
             switches,
             nvmes,
             gpus,
             nics,
+            foreign,
             fabric,
         })
     }
@@ -211,6 +223,7 @@ impl AttachedDevices {
             nvmes: &self.nvmes,
             gpus: &self.gpus,
             nics: &self.nics,
+            foreign: &self.foreign,
         }
     }
 }
@@ -291,8 +304,9 @@ fn distinct_labels(
 
 /// Checks that there is a device, and a check or a person to use it.
 fn complete(file: &File, interactive: bool) -> Result<(), Problem> {
-    let lacking = if file.nvme.is_empty() && file.gpu.is_empty() && file.nic.is_empty() {
-        "no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
+    let has_ours = !(file.nvme.is_empty() && file.gpu.is_empty() && file.nic.is_empty());
+    let lacking = if !has_ours && file.device.is_empty() {
+        "no device: add an [[nvme]], a [[gpu]], a [[nic]] or a [[device]]"
     } else if file.check.is_empty() && !interactive {
         "no [[check]]: add one, or enter the guest by `peerbar shell`"
     } else {
@@ -363,7 +377,9 @@ pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
     let nvmes = file.nvme.iter().map(|nvme| &nvme.name);
     let gpus = file.gpu.iter().map(|gpu| &gpu.name);
     let nics = file.nic.iter().map(|nic| &nic.name);
+    let foreign = file.device.iter().map(|device| &device.name);
     let names = bridges.chain(switches).chain(nvmes).chain(gpus).chain(nics);
+    let names = names.chain(foreign);
     unique(names.cloned(), &[], LONGEST_SERIAL)?;
     limit_adapters(&file.nic)
 }
@@ -387,13 +403,35 @@ fn nics(
     gpus: &[Gpu],
 ) -> Result<Vec<Nic>, Problem> {
     limit_adapters(&tables)?;
-    let mut taken = attach_points.names();
-    taken.extend(nvmes.iter().map(|nvme| nvme.name.clone()));
-    taken.extend(gpus.iter().map(|gpu| gpu.name.clone()));
     let names = tables.iter().map(|table| table.name.clone());
+    let taken = names_of(attach_points, nvmes, gpus);
     unique(names, &taken, LONGEST_SERIAL)?;
     let nics = tables.into_iter().map(|table| nic(table, attach_points));
     nics.collect()
+}
+
+/// Returns the names of these attach points and devices.
+fn names_of(attach_points: &AttachPoints, nvmes: &[Nvme], gpus: &[Gpu]) -> Vec<String> {
+    let mut names = attach_points.names();
+    names.extend(nvmes.iter().map(|nvme| nvme.name.clone()));
+    names.extend(gpus.iter().map(|gpu| gpu.name.clone()));
+    names
+}
+
+/// Returns the devices with servers of other projects, whose names are not among those that are
+/// `taken`.
+fn foreign_devices(
+    tables: Vec<DeviceTable>,
+    attach_points: &AttachPoints,
+    taken: &[String],
+    folder: &Path,
+) -> Result<Vec<Foreign>, Problem> {
+    let names = tables.iter().map(|table| table.name.clone());
+    unique(names, taken, LONGEST_SERIAL)?;
+    let tables = tables.into_iter();
+    tables
+        .map(|table| foreign(table, attach_points, folder))
+        .collect()
 }
 
 /// Returns the IOMMU's driver, the drivers under test, and further modules for the checks.

@@ -115,7 +115,9 @@ fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &AttachPoint) {
     let gpus = gpus.map(|gpu| (&gpu.name, &mut gpu.attach));
     let nics = scenario.nics.iter_mut();
     let nics = nics.map(|nic| (&nic.name, &mut nic.attach));
-    let devices = nvmes.chain(gpus).chain(nics);
+    let foreign = scenario.foreign.iter_mut();
+    let foreign = foreign.map(|device| (&device.name, &mut device.attach));
+    let devices = nvmes.chain(gpus).chain(nics).chain(foreign);
     for (_, attach) in devices.filter(|(name, _)| pair.has(name)) {
         *attach = to.clone();
     }

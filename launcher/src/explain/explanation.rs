@@ -234,6 +234,10 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
             "{} has no memory for others: an adapter only uses that of others",
             nic.name
         )),
+        Some(DeviceSpec::Foreign(device)) => notes.push(format!(
+            "{} is a [[device]]: its driver in the guest decides if it has memory for others",
+            device.name
+        )),
         _ => {}
     }
     let client = named(&pair.client);

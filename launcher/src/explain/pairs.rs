@@ -11,6 +11,8 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
         DeviceSpec::Nvme(nvme) => nvme.config.cmb.is_some(),
         DeviceSpec::Gpu(gpu, _) => !gpu.config.is_window(),
         DeviceSpec::Nic(..) => false,
+        // The kernel knows no memory of it as p2pmem before its driver says so.
+        DeviceSpec::Foreign(_) => false,
     };
     // A GPU's memory is no p2pmem to itself: it is addressed without the kernel.
     let uses = |provider: DeviceSpec<'_>, client: DeviceSpec<'_>| {

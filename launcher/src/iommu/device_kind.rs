@@ -15,6 +15,8 @@ pub(crate) enum DeviceKind {
     Gpu,
     /// An RDMA network adapter.
     Nic,
+    /// A device with a server of another project, whose commands nobody but that server knows.
+    Foreign,
 }
 
 impl DeviceKind {
@@ -25,6 +27,7 @@ impl DeviceKind {
         match () {
             () if has_log("nvme") => Self::Nvme,
             () if has_log("nic") => Self::Nic,
+            () if has_log("device") => Self::Foreign,
             () => Self::Gpu,
         }
     }
@@ -52,6 +55,7 @@ impl DeviceKind {
             Self::Nic if is_admin => EfaOpcode::of(opcode).map(debug),
             // Linux drivers/infiniband/hw/efa/efa_io_defs.h, `efa_io_send_op_type`
             Self::Nic => named(&["Send", "RdmaRead", "RdmaWrite"], opcode),
+            Self::Foreign => None,
         };
         name.unwrap_or_else(|| format!("opcode {opcode:#04x}"))
     }
@@ -60,7 +64,7 @@ impl DeviceKind {
     pub(crate) fn queue(self, number: u16) -> String {
         match (self, number) {
             (Self::Nvme | Self::Nic, 0) => "admin queue".to_owned(),
-            (Self::Nvme, number) => format!("queue {number}"),
+            (Self::Nvme | Self::Foreign, number) => format!("queue {number}"),
             (Self::Gpu, number) => format!("channel {number}"),
             (Self::Nic, number) => format!("queue pair {number}"),
         }
@@ -100,10 +104,18 @@ mod tests {
     #[test]
     fn device_is_of_the_kind_of_its_server_s_log() {
         let run = tempfile::tempdir().unwrap();
-        for log in ["nvme-a.log", "gpu-b.log", "nic-c.log"] {
+        for log in ["nvme-a.log", "gpu-b.log", "nic-c.log", "device-d.log"] {
             std::fs::write(run.path().join(log), "").unwrap();
         }
-        let kinds = ["a", "b", "c"].map(|name| DeviceKind::of(run.path(), name));
-        assert_eq!(kinds, [DeviceKind::Nvme, DeviceKind::Gpu, DeviceKind::Nic]);
+        let kinds = ["a", "b", "c", "d"].map(|name| DeviceKind::of(run.path(), name));
+        assert_eq!(
+            kinds,
+            [
+                DeviceKind::Nvme,
+                DeviceKind::Gpu,
+                DeviceKind::Nic,
+                DeviceKind::Foreign
+            ]
+        );
     }
 }

@@ -98,7 +98,7 @@ impl Described for Program {
         .or("`PATH`, `HOME` and `LC_ALL`"),
         Key::required(
             "loses",
-            "Name of a `[[gpu]]` or `[[nvme]]` whose server one of peerbar's own programs may kill. Later checks can only use the other devices.",
+            "Name of a `[[gpu]]` or `[[nvme]]` whose server one of peerbar's own programs may kill, or of a `[[device]]` whose server may end. Later checks can only use the other devices.",
         )
         .or("none"),
     ];
@@ -127,7 +127,7 @@ impl CheckKind for Program {
             build: keys.optional("build")?.map(Spanned::into_inner),
             arguments: arguments(keys)?,
             environment: environment(keys)?,
-            loses: keys.optional_device("loses")?,
+            loses: keys.optional_server("loses")?,
             folder: String::new(),
             expected: Expectation::read(keys)?,
             seconds: keys.seconds,

@@ -440,13 +440,19 @@ impl<'i, 's> Keys<'i, 's> {
         self.inventory.device(name)
     }
 
-    /// Like [`Keys::device`], for an optional key.
+    /// Takes the device of this key, if it is there: a disk, a GPU, or any other with a server of
+    /// another project.
     ///
     /// # Errors
     /// There is no such device.
-    pub fn optional_device(&mut self, key: &str) -> Result<Option<String>, TableError> {
-        let name = self.optional(key)?;
-        name.map(|name| self.inventory.device(name)).transpose()
+    pub fn optional_server(&mut self, key: &str) -> Result<Option<String>, TableError> {
+        let name: Option<Spanned<String>> = self.optional(key)?;
+        let device = |name: Spanned<String>| match self.inventory.functions.contains(name.get_ref())
+        {
+            true => Ok(name.into_inner()),
+            false => self.inventory.device(name),
+        };
+        name.map(device).transpose()
     }
 
     /// Takes the device with p2pmem that this key names.

@@ -13,7 +13,7 @@ use crate::scenario::file::GuestTable;
 use crate::scenario::names;
 
 /// Tables that belong to one guest each.
-const OWNED: [&str; 5] = ["host-bridge", "switch", "nvme", "gpu", "nic"];
+const OWNED: [&str; 6] = ["host-bridge", "switch", "nvme", "gpu", "nic", "device"];
 /// Tables that belong to one guest, or to all.
 const COMMON: [&str; 2] = ["module", "share"];
 /// Tables that belong to one guest, or are across guests.
