@@ -319,11 +319,19 @@ pub(crate) struct Devices {
 /// Check if this machine can run a scenario: programs, QEMU, KVM, kernel, processor, memory, disk,
 /// limits. Each failed probe prints a remedy. Ends with exit code 1 if one fails.
 #[derive(Args)]
-#[command(before_help = "Examples:\n  peerbar doctor\n  peerbar doctor scenarios/gpu.toml --json")]
+#[command(
+    before_help = "Examples:\n  peerbar doctor\n  peerbar doctor scenarios/gpu.toml --json\n  peerbar doctor --device /run/my-server/socket"
+)]
 pub(crate) struct Doctor {
     /// Scenario file [default: the built-in demo].
     #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
+    /// Check instead if the vfio-user server that listens at this socket can be a [[device]].
+    ///
+    /// It connects as a client, reads the device's configuration space, and disconnects, which many
+    /// servers take for a reset of the device.
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["scenario", "guest"])]
+    pub device: Option<PathBuf>,
     /// The guest of that scenario.
     #[command(flatten)]
     pub guest: GuestName,

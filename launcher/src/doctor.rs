@@ -1,6 +1,7 @@
 //! `peerbar doctor`: checks that this machine can run a scenario, and explains how to remedy its
 //! problems.
 
+mod device;
 mod finding;
 mod host;
 mod idle;
@@ -47,18 +48,32 @@ const SOCKETS: &str = "peerbar-run-123456";
 
 /// Looks at everything that a run needs.
 pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
+    if let Some(socket) = &options.device {
+        let findings = device::findings(socket);
+        let name = socket.display().to_string();
+        return report(&findings, ("device", &name), options.json);
+    }
     let scenario = match &options.scenario {
         Some(path) => options.guest.scenario(path, Scenario::load_interactive)?,
         None => Scenario::demo()?,
     };
     let own = options.own.or_kernel_tree_here()?;
     let findings = findings(&own, &scenario, options.scenario.as_deref());
+    report(&findings, ("scenario", &scenario.name), options.json)
+}
+
+/// Prints the findings about the subject of this kind and name.
+fn report(
+    findings: &[Finding],
+    (kind, name): (&str, &str),
+    json: bool,
+) -> Result<ExitCode, Failure> {
     let failed = findings
         .iter()
         .filter(|finding| finding.state == State::Failed)
         .count();
-    let text = if options.json {
-        let all = json!({ "scenario": scenario.name, "failed": failed, "findings": findings });
+    let text = if json {
+        let all = json!({ kind: name, "failed": failed, "findings": findings });
         serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
     } else {
         let lines: String = findings
@@ -66,13 +81,15 @@ pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
             .map(|finding| finding.line(columns()))
             .collect();
         let verdict = match failed {
+            0 if kind == "device" => "can be a [[device]]".to_owned(),
             0 => "runs here".to_owned(),
+            _ if kind == "device" => "cannot be a [[device]]".to_owned(),
             failed => format!(
                 "does not run here: {failed} of {} probes failed",
                 findings.len()
             ),
         };
-        format!("{lines}{} {verdict}\n", scenario.name)
+        format!("{lines}{name} {verdict}\n")
     };
     print(&text)?;
     Ok(if failed == 0 {

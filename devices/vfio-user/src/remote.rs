@@ -171,6 +171,16 @@ impl RemoteDevice {
         self.description.info()
     }
 
+    /// Returns `true` if the device supports [`RemoteDevice::reset`].
+    pub fn can_reset(&self) -> bool {
+        self.description.can_reset
+    }
+
+    /// Returns the most data, in bytes, and the most descriptors of one message to the server.
+    pub fn limits(&self) -> (usize, usize) {
+        (self.most_data, self.most_descriptors)
+    }
+
     /// vfio-user, DEVICE_GET_REGION_INFO. Returns `None` if there is no such region.
     pub fn region(&self, index: u32) -> Option<&RemoteRegion> {
         self.description.regions.get(usize::try_from(index).ok()?)
