@@ -32,6 +32,9 @@ pub struct Traffic {
     uncounted: BTreeSet<u32>,
     /// Devices whose accesses to mapped memory nobody counts.
     unmeasured: BTreeSet<u32>,
+    /// Devices whose commands, completions and lists count as payload, because only their servers
+    /// know the purpose of an access.
+    without_purposes: BTreeSet<u32>,
     /// Bytes by device whose completer the device did not know, and which are attributed to another
     /// device.
     inferred: BTreeMap<u32, u64>,
@@ -71,6 +74,33 @@ impl Traffic {
     /// Returns `true` if all DMA of a device is counted, or excluded from sums by the scenario.
     pub(crate) fn measures(&self, device: u32) -> bool {
         !self.unmeasured.contains(&device)
+    }
+
+    /// Returns the traffic of these devices as that of devices with servers of other projects.
+    #[cfg(test)]
+    pub(crate) fn without_purposes(mut self, devices: impl IntoIterator<Item = u32>) -> Self {
+        self.without_purposes.extend(devices);
+        self
+    }
+
+    /// Returns `true` if the payload of a device is told apart from its commands and completions.
+    pub(crate) fn tells_purposes(&self, device: u32) -> bool {
+        !self.without_purposes.contains(&device)
+    }
+
+    /// Returns the payload of all counted devices that tell it apart from other DMA.
+    pub(crate) fn payload_by_purpose(&self) -> u64 {
+        self.sum(|of, kind| {
+            self.counts(of) && self.tells_purposes(of) && kind.purpose == Purpose::Payload
+        })
+    }
+
+    /// Returns the bytes in guest RAM that may be commands and completions of devices that do not
+    /// tell payload apart from them.
+    pub(crate) fn ram_bytes_without_purpose(&self) -> u64 {
+        self.sum(|of, kind| {
+            self.counts(of) && !self.tells_purposes(of) && is_payload_to_guest_ram(kind)
+        })
     }
 
     /// Returns the commands that one device fetched from its own memory.
@@ -172,10 +202,14 @@ impl Traffic {
         self.sum(|of, kind| self.counts(of) && kind.route == Route::Upstream)
     }
 
-    /// Returns the record of one device.
+    /// Returns the record of one device, without its queues in guest RAM.
     pub(crate) fn record(&self, device: u32) -> Record {
+        let is_payload = |kind: DmaKind| {
+            let may_be_queue = kind.completer == Completer::GuestRam;
+            kind.purpose == Purpose::Payload && (self.tells_purposes(device) || !may_be_queue)
+        };
         Record {
-            routes: self.payload_by_route(|of| of == device),
+            routes: self.by_route(|of, kind| of == device && is_payload(kind)),
             failures: self.failures.get(&device).copied().unwrap_or(0),
         }
     }
@@ -276,6 +310,7 @@ impl Traffic {
     fn add(&mut self, before: &Traffic, after: &Traffic) -> anyhow::Result<()> {
         self.uncounted.clone_from(&after.uncounted);
         self.unmeasured.clone_from(&after.unmeasured);
+        self.without_purposes.clone_from(&after.without_purposes);
         self.count_doorbells.clone_from(&after.count_doorbells);
         add_growth(&mut self.bytes, &before.bytes, &after.bytes)?;
         add_growth(&mut self.failures, &before.failures, &after.failures)?;
@@ -455,6 +490,7 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
     let mut traffic = Traffic {
         uncounted: uncounted.chain(unmeasured.iter().copied()).collect(),
         unmeasured,
+        without_purposes: guest.foreign.iter().map(|device| device.number).collect(),
         ..Traffic::default()
     };
     let behind_virtio = has_virtio_iommu()?;

@@ -47,9 +47,12 @@ pub(super) fn run(
     let ran = watch.watch(|| start(limit))?;
     watch.write_to(measure);
     measure.status = Some(ran.code());
-    let failures = match work.expected.through {
-        Some(_) => watch.traffic()?.failures(),
-        None => 0,
+    let (failures, queues) = match work.expected.through {
+        Some(_) => (
+            watch.traffic()?.failures(),
+            watch.traffic()?.ram_bytes_without_purpose(),
+        ),
+        None => (0, 0),
     };
     let mut report = ProgramReport::read(&ran.output).filter(|_| !work.expected.judged_by_caller);
     let skipped = report
@@ -65,7 +68,7 @@ pub(super) fn run(
         return Ok(CheckOutcome::Skipped(reason));
     }
     let judged = judge(work, &ran, complaint.as_deref(), limit)
-        .and_then(|()| judge_route(work, measure, failures))
+        .and_then(|()| judge_route(work, measure, queues, failures))
         .and_then(|()| match &provider {
             Some((provider, opened)) => opened.judge(work.what, provider, &measure.flows),
             None => Ok(()),
@@ -158,10 +161,16 @@ fn judge(
 }
 
 /// Checks that all data that it moved took the route of [`Expectation::through`], and that no
-/// transfer failed and was repeated.
-fn judge_route(work: &Work<'_>, measure: &Measure, failures: u64) -> anyhow::Result<()> {
+/// transfer failed and was repeated. `queues` is the number of bytes in guest RAM that may be no
+/// data.
+fn judge_route(
+    work: &Work<'_>,
+    measure: &Measure,
+    queues: u64,
+    failures: u64,
+) -> anyhow::Result<()> {
     let (right, wrong) = match &work.expected.through {
-        Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes),
+        Some(Buffer::P2pmem(_)) => (measure.peer_bytes, measure.ram_bytes.saturating_sub(queues)),
         Some(Buffer::GuestRam) => (measure.ram_bytes, measure.peer_bytes),
         None => return Ok(()),
     };
@@ -317,7 +326,7 @@ mod tests {
                 ram_bytes,
                 ..Measure::default()
             };
-            judge_route(&work(&expected), &measure, failures).is_ok()
+            judge_route(&work(&expected), &measure, 0, failures).is_ok()
         };
         let p2pmem = || Some(Buffer::P2pmem("left".into()));
         assert!(judged(p2pmem(), 4096, 0, 0));

@@ -11,7 +11,7 @@ mod user_driven;
 
 use super::{CheckOutcome, Run};
 use peerbar_report::{
-    Measure, Probe, ProbeDriver, ProbeOutcome, Probed, Transfer, VfioBackend, size_range,
+    Measure, Probe, ProbeDriver, ProbeOutcome, Probed, Record, Transfer, VfioBackend, size_range,
 };
 use std::fs::File;
 use std::io;
@@ -55,7 +55,7 @@ impl Run for Probe {
         let probed = Probed {
             written,
             read,
-            record: watch.traffic().ok().map(|traffic| traffic.record(number)),
+            record: record(&watch, number),
             faults: 0,
             fault: None,
         };
@@ -81,6 +81,13 @@ impl Run for Probe {
     }
 }
 
+/// Returns the record of the client, if all of its DMA is counted.
+fn record(watch: &TrafficWatch<'_>, client: u32) -> Option<Record> {
+    let traffic = watch.traffic().ok();
+    let traffic = traffic.filter(|traffic| traffic.measures(client));
+    traffic.map(|traffic| traffic.record(client))
+}
+
 /// Returns the difference between a probe that has moved `bytes` and the expected outcome.
 fn unlike(probed: &Probed, bytes: u64, expected: ProbeOutcome) -> Option<String> {
     if probed.outcome(bytes) == Some(expected) {
@@ -92,6 +99,9 @@ fn unlike(probed: &Probed, bytes: u64, expected: ProbeOutcome) -> Option<String>
         .map(|(route, bytes)| format!("{bytes} bytes {}", route.word()))
         .collect();
     let went = match routes.as_slice() {
+        [] if probed.record.is_none() => {
+            "nobody counted the route: a [[device]] needs `count = \"all\"`".to_owned()
+        }
         [] => "nothing was transferred".to_owned(),
         routes => format!("the client transferred {}", routes.join(" and ")),
     };

@@ -44,7 +44,19 @@ pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow:
             traffic.payload_to_devices(*number),
             traffic.payload_to_guest_ram(*number),
         );
+        let has_queues = !traffic.tells_purposes(*number);
         match through {
+            Buffer::P2pmem(_) | Buffer::GuestRam if has_queues => {
+                let (right, wrong) = match through {
+                    Buffer::P2pmem(_) => (peer, 0),
+                    Buffer::GuestRam => (ram, peer),
+                };
+                ensure!(
+                    right >= *bytes && wrong == 0,
+                    "{name} should have moved {bytes} payload bytes or more to or from {through:?}; its counters show \
+                     {peer} with a device's memory and {ram} with guest RAM, its queues included"
+                );
+            }
             Buffer::P2pmem(provider) => ensure!(
                 peer == *bytes && ram == 0,
                 "{name} should have moved {bytes} payload bytes to or from the p2pmem of {provider}, none of them through \
@@ -57,9 +69,11 @@ pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow:
             ),
         }
     }
-    let counted = expected.iter().filter(|share| traffic.counts(share.number));
+    let has_purposes =
+        |share: &&Share| traffic.counts(share.number) && traffic.tells_purposes(share.number);
+    let counted = expected.iter().filter(has_purposes);
     let strays = traffic
-        .payload()
+        .payload_by_purpose()
         .saturating_sub(counted.map(|share| share.bytes).sum());
     ensure!(
         strays == 0,
@@ -144,6 +158,20 @@ mod tests {
                 .to_string()
                 .contains("moved 1 payload bytes during it")
         );
+    }
+
+    #[test]
+    fn queues_of_a_foreign_device_count_as_payload() {
+        let p2p = Buffer::P2pmem("g".into());
+        let counts = [(0, Completer::PeerBar, 4096), (0, Completer::GuestRam, 80)];
+        let want = [share(0, "a")];
+        assert!(judge(&p2p, &want, &moved(&counts)).is_err());
+        let foreign = moved(&counts).without_purposes([0]);
+        assert!(judge(&p2p, &want, &foreign).is_ok());
+        let bounced = moved(&[(0, Completer::GuestRam, 4176)]).without_purposes([0]);
+        assert!(judge(&p2p, &want, &bounced).is_err());
+        assert!(judge(&Buffer::GuestRam, &want, &bounced).is_ok());
+        assert!(judge(&Buffer::GuestRam, &want, &foreign).is_err());
     }
 
     #[test]
