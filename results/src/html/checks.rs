@@ -58,6 +58,7 @@ fn drawn(run: &ReportedRun, id: &str, number: usize, check: &CheckResult) -> Mar
                     @for (route, bytes) in measure.routes.iter().filter(|(_, bytes)| **bytes > 0) {
                         span.chip.(route.word()) { (route.word()) " " b { (human(*bytes)) } }
                     }
+                    @if !measure.mapped_not_counted.is_empty() { span.chip { "mapped, not counted" } }
                 }
                 span.rate { @if rate != "-" { (rate) } }
             }

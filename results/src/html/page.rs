@@ -11,7 +11,7 @@ use super::bars::bars;
 use super::checks::{check_id, checks, listed, why_id};
 use super::grid::matrix;
 use super::picture::{Shown, picture};
-use super::routed::{refused, routed};
+use super::routed::{mapped, refused, routed};
 use crate::collection::{Collection, Explained, Refusal, ReportedRun};
 
 /// Failed checks, and lines of the kernel, that are shown at the top of a run.
@@ -87,12 +87,10 @@ fn contents(collection: &Collection) -> Markup {
 /// Returns the sections of a run.
 fn sections(run: &ReportedRun) -> Vec<(&'static str, &'static str)> {
     let results = &run.results;
+    let checks = &results.checks;
+    let has_routes = !routed(checks).is_empty() || !refused(checks, run).is_empty();
     let all = [
-        (
-            "routes",
-            "Routes",
-            !routed(&results.checks).is_empty() || !refused(&results.checks, run).is_empty(),
-        ),
+        ("routes", "Routes", has_routes || !mapped(checks).is_empty()),
         ("checks", "Checks", true),
         ("throughput", "Throughput", bars(results).is_some()),
         ("faults", "Faults", !run.faults.is_empty()),
@@ -305,6 +303,7 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
 fn routes(run: &ReportedRun) -> Markup {
     let transfers = routed(&run.results.checks);
     let refused = refused(&run.results.checks, run);
+    let mapped: Vec<&str> = mapped(&run.results.checks).into_iter().collect();
     let shown = Shown {
         transfers: &transfers,
         refused: &refused,
@@ -316,6 +315,12 @@ fn routes(run: &ReportedRun) -> Markup {
         dl.legend {
             @for (word, meaning) in ROUTES.iter().filter(|(word, _)| is_drawn(word)) {
                 div { dt.(word) { (word) } dd { (meaning) } }
+            }
+        }
+        @if !mapped.is_empty() {
+            p {
+                "Mapped, not counted: " (mapped.join(", ")) ". The server of such a device accesses "
+                "memory itself, so nobody counts the bytes."
             }
         }
         @if !transfers.is_empty() {
@@ -340,6 +345,16 @@ fn explained(explained: &Explained, id: Option<String>, open: bool) -> Markup {
 mod tests {
     use super::*;
     use crate::samples;
+
+    #[test]
+    fn page_names_devices_whose_accesses_nobody_counts() {
+        let mut collection = collection();
+        let check = &mut collection.runs[0].results.checks[0];
+        check.measure.mapped_not_counted = vec!["dev0".to_owned()];
+        let page = page(&collection);
+        assert!(page.contains("Mapped, not counted: dev0. "), "{page}");
+        assert!(page.contains(">mapped, not counted</span>"), "{page}");
+    }
 
     fn collection() -> Collection {
         Collection {

@@ -1,5 +1,7 @@
 //! Bytes by requester, completer and route: the counts of the devices during checks, added up.
 
+use std::collections::BTreeSet;
+
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::size::human;
 use peerbar_report::{Completer, Direction, PayloadFlow, Route};
@@ -102,6 +104,14 @@ pub(super) fn routed<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> V
     }
     all.sort_by_key(|one| (std::cmp::Reverse(one.bytes()), one.requester.clone()));
     all
+}
+
+/// Returns the devices of `checks` whose servers access mapped memory themselves, so that nobody
+/// counts the bytes.
+pub(super) fn mapped<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> BTreeSet<&'a str> {
+    let names = checks.into_iter();
+    let names = names.flat_map(|check| &check.measure.mapped_not_counted);
+    names.map(String::as_str).collect()
 }
 
 /// Returns the pairs of failed `checks` of `run` between which the kernel refuses peer-to-peer DMA.
