@@ -10,6 +10,7 @@ mod disks;
 mod explain;
 mod failures;
 mod fetch;
+mod foreign;
 mod guest_root;
 mod in_guest;
 mod kernel;
