@@ -5,6 +5,7 @@ use peerbar_fault::Rule;
 use peerbar_switch::LinkMode;
 
 use super::attach::AttachPoint;
+use super::check::Endpoints;
 use super::contents::{Nvme, Scenario};
 use super::file::Model;
 use super::foreign::Foreign;
@@ -111,10 +112,9 @@ impl<'a> DeviceSpec<'a> {
     }
 }
 
-impl Scenario {
-    /// Returns all devices: the NVMe controllers, the GPUs, the adapters, those with servers of
-    /// other projects.
-    pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'_>> {
+impl<'a> Endpoints<'a> {
+    /// Returns all devices, as [`Scenario::devices`] does.
+    pub(super) fn devices(self) -> impl Iterator<Item = DeviceSpec<'a>> {
         let gpus = self.gpus.iter().zip(1..);
         let gpus = gpus.map(|(gpu, number)| DeviceSpec::Gpu(gpu, number));
         let nics = self.nics.iter().zip(1..);
@@ -122,6 +122,14 @@ impl Scenario {
         let nvmes = self.nvmes.iter().map(DeviceSpec::Nvme);
         let foreign = self.foreign.iter().map(DeviceSpec::Foreign);
         nvmes.chain(gpus).chain(nics).chain(foreign)
+    }
+}
+
+impl Scenario {
+    /// Returns all devices: the NVMe controllers, the GPUs, the adapters, those with servers of
+    /// other projects.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'_>> {
+        self.endpoints().devices()
     }
 
     /// Returns the slot number of the port above each switch, and then of that above each device.

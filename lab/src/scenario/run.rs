@@ -19,13 +19,17 @@ use crate::iommu::Iommu;
 impl Scenario {
     /// Returns everything that checks can name.
     pub fn inventory(&self) -> Inventory {
-        let devices = Endpoints {
+        check::inventory(self.endpoints(), &self.machine, self.tools, self.timeout)
+    }
+
+    /// Returns the tables of all devices.
+    pub(super) fn endpoints(&self) -> Endpoints<'_> {
+        Endpoints {
             nvmes: &self.nvmes,
             gpus: &self.gpus,
             nics: &self.nics,
             foreign: &self.foreign,
-        };
-        check::inventory(devices, &self.machine, self.tools, self.timeout)
+        }
     }
 
     /// Replaces the number of workers and the poll policy of our disks, where one is given.

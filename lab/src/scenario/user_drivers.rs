@@ -5,9 +5,9 @@ use std::ops::Range;
 use peerbar_report::{Check, ProbeDriver, QueueAddresses};
 use peerbar_switch::LinkMode;
 
-use super::contents::{Machine, Nvme};
+use super::check::Endpoints;
+use super::contents::Machine;
 use super::error::Problem;
-use super::gpu::Gpu;
 
 /// Checks that VFIO takes the devices of `check`, whose kind stands at `at`, and that the check
 /// knows the way of their data.
@@ -15,8 +15,7 @@ pub(super) fn fit(
     check: &Check,
     at: Range<usize>,
     machine: &Machine,
-    nvmes: &[Nvme],
-    gpus: &[Gpu],
+    endpoints: Endpoints<'_>,
 ) -> Result<(), Problem> {
     // A probe also reports that VFIO refuses a device.
     let is_probe = matches!(check, Check::Probe(probe) if probe.by == ProbeDriver::Vfio);
@@ -29,12 +28,9 @@ pub(super) fn fit(
         Check::GpuInitiated(it) if it.addresses == QueueAddresses::Bus => (&it.disk, &it.gpu),
         _ => return Ok(()),
     };
-    let of_disk = nvmes.iter().find(|nvme| nvme.name == *disk);
-    let of_gpu = gpus.iter().find(|other| other.name == *gpu);
-    let switches = [
-        of_disk.and_then(|it| it.attach.switch()),
-        of_gpu.and_then(|it| it.attach.switch()),
-    ];
+    let device = |name: &str| endpoints.devices().find(|device| device.name() == name);
+    let ends = [device(disk), device(gpu)];
+    let switches = ends.map(|end| end.and_then(|end| end.attach().switch()));
     let have_switch = matches!(switches, [Some(one), Some(other)] if one == other);
     if matches!(check, Check::GpuInitiated(_)) && !have_switch {
         let message = format!(
@@ -42,15 +38,13 @@ pub(super) fn fit(
         );
         return Err(Problem::new(at, message));
     }
-    let links = [
-        of_disk.map(|nvme| (&nvme.name, nvme.link)),
-        of_gpu.map(|gpu| (&gpu.name, gpu.link)),
-    ];
-    let mut other = links.into_iter().flatten();
-    match other.find(|(_, link)| *link != LinkMode::Route) {
-        Some((name, link)) => {
+    let mut ends = ends.into_iter().flatten();
+    match ends.find(|end| end.link() != LinkMode::Route) {
+        Some(end) => {
             let message = format!(
-                "the check expects ports that route, and `{name}` has `link = \"{link}\"`: leave its `link` out"
+                "the check expects ports that route, and `{}` has `link = \"{}\"`: leave its `link` out",
+                end.name(),
+                end.link()
             );
             Err(Problem::new(at, message))
         }
@@ -114,6 +108,9 @@ mod tests {
     fn bus_addresses_take_a_common_switch_that_routes() {
         let refused = |link: &str, check: &str| parse("iommu = \"intel\"", link, check).err();
         assert_eq!(refused("", BY_BUS), None);
+        let foreign = "[[device]]\nname = \"f0\"\nbelow = \"s0\"\nsocket = \"x\"\n";
+        let check = BY_BUS.replace("d0", "f0");
+        assert_eq!(refused("", &format!("{check}\n{foreign}")), None);
         let link = refused("link = \"drop\"", BY_BUS).unwrap();
         assert!(link.contains("`d0` has `link = \"drop\"`"), "{link}");
         let elsewhere = "[[nvme]]\nname = \"d1\"\nnamespaces = [{ ram = \"64M\" }]\n";

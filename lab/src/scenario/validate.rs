@@ -234,14 +234,14 @@ fn read_checks(
     tables: Vec<CheckTable<'_>>,
     inventory: &Inventory,
     machine: &Machine,
-    Endpoints { nvmes, gpus, .. }: Endpoints<'_>,
+    endpoints: Endpoints<'_>,
 ) -> Result<Vec<Check>, Problem> {
     let spans: Vec<Range<usize>> = tables.iter().map(CheckTable::span).collect();
     let checks = tables.into_iter().map(|table| table.read(inventory));
     let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
     lost::refuse(&checks, &spans)?;
     for (check, at) in checks.iter().zip(spans) {
-        user_drivers::fit(check, at, machine, nvmes, gpus)?;
+        user_drivers::fit(check, at, machine, endpoints)?;
     }
     Ok(checks)
 }
