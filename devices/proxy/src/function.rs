@@ -72,7 +72,8 @@ pub(crate) fn bar_memory(remote: &RemoteDevice, requester: &Requester, bar: &Bar
             BarMemory::RegistersWithPages(span.file, areas.clone(), PeerPages::Lent)
         }
         (Ok(Err(error)), _) => {
-            log::warn!("BAR{} is reached by messages: {error}", bar.index());
+            // SPDK's file of doorbells, for one, ends after them.
+            log::info!("BAR{} is reached by messages: {error}", bar.index());
             BarMemory::Registers
         }
         _ => BarMemory::Registers,

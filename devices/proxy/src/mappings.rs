@@ -3,6 +3,12 @@
 //! A switch routes by bus address before the IOMMU translates, so a window replaces the client's
 //! mappings at its addresses. A server unmaps only whole mappings. So a mapping of the client that
 //! changes in part is taken back, and its remaining parts are lent again.
+//!
+//! Behind an IOMMU, QEMU sends one mapping for each page. Some servers, such as SPDK's, take a
+//! buffer only if it lies in one mapping, so pages that follow on each other are lent as one. The
+//! guest uses none of them before QEMU has sent all, because QEMU sends them while it executes one
+//! write of the guest to the IOMMU. A later page is not joined: the server would lose pages in use
+//! for a moment.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +22,9 @@ use peerbar_vfio_user::DmaMap;
 use peerbar_vfio_user::remote::{CallError, Lending, RemoteDevice};
 use rustix::fs::fstat;
 use rustix::io::Errno;
+
+/// The most bytes of mappings that are joined: an NVMe queue of 65,536 entries of 64 bytes.
+const MOST_JOINED: u64 = 4 << 20;
 
 /// Memory for the server.
 #[derive(Clone, Debug)]
@@ -37,6 +46,21 @@ impl Lent {
             memory: memory.map(|(file, offset)| (file.clone(), offset.saturating_add(skip))),
             ..*self
         }
+    }
+
+    /// Returns `true` if the addresses and the memory of `next` follow on these, and both are small
+    /// enough to be joined.
+    fn is_continued_by(&self, next: &Self) -> bool {
+        let size = self.range.size();
+        let is_small = size.saturating_add(next.range.size()) <= MOST_JOINED;
+        let is_next = self.range.first().0.checked_add(size) == Some(next.range.first().0);
+        let memory = self.memory.as_ref();
+        let continuation = Self {
+            range: next.range,
+            memory: memory.map(|(file, offset)| (file.clone(), offset.saturating_add(size))),
+            ..*self
+        };
+        is_small && is_next && next.is_same(&continuation)
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -136,15 +160,27 @@ impl<S: Borrower> Mappings<S> {
         Ok(file)
     }
 
-    /// Adds a mapping of the client, which overlaps no other.
-    pub(crate) fn map(&mut self, lent: Lent) -> Result<(), Errno> {
-        let range = lent.range;
-        self.client.insert(range.first(), lent);
-        self.refresh(range).map_err(|error| {
+    /// Adds a mapping of the client, which overlaps no other. If it continues the mapping at `run`,
+    /// the two become one. Returns the first address of the mapping that contains it.
+    pub(crate) fn map(&mut self, lent: Lent, run: Option<Iova>) -> Result<Iova, Errno> {
+        let before = run.and_then(|run| self.client.get(&run)).cloned();
+        let before = before.filter(|before| before.is_continued_by(&lent));
+        let range = before
+            .as_ref()
+            .map_or(lent.range, |before| union(before.range, lent.range));
+        let joined = Lent {
+            range,
+            ..before.clone().unwrap_or(lent)
+        };
+        self.client.insert(range.first(), joined);
+        let refreshed = self.refresh(range).map_err(|error| {
             self.client.remove(&range.first());
+            self.client
+                .extend(before.map(|before| (before.range.first(), before)));
             let _ = self.refresh(range);
             error.errno()
-        })
+        });
+        refreshed.map(|()| range.first())
     }
 
     /// Removes a range from the client's mappings.
@@ -386,7 +422,13 @@ mod tests {
 
         fn map(&mut self, first: u64, last: u64, offset: Option<u64>) {
             let lent = self.lent(first, last, offset);
-            self.mappings.map(lent).unwrap();
+            self.mappings.map(lent, None).unwrap();
+        }
+
+        /// Adds a page that follows on the mapping at `run`, as QEMU does behind an IOMMU.
+        fn map_page(&mut self, run: Option<Iova>, at: u64, offset: u64) -> Option<Iova> {
+            let lent = self.lent(at, at + 0xfff, Some(offset));
+            self.mappings.map(lent, run).ok()
         }
 
         fn open(&mut self, peer: u32, first: u64, last: u64, offset: Option<u64>) {
@@ -471,6 +513,47 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_follow_on_each_other_are_one_mapping() {
+        let mut rig = Rig::new();
+        let run = rig.map_page(None, 0x1000, 0x8000);
+        let run = rig.map_page(run, 0x2000, 0x9000);
+        assert_eq!(run, Some(Iova(0x1000)));
+        // Its memory lies elsewhere.
+        let other = rig.map_page(run, 0x3000, 0x4000);
+        assert_eq!(other, Some(Iova(0x3000)));
+        // It comes after another message.
+        rig.map_page(None, 0x4000, 0x5000);
+        let joined = [
+            (0x1000, 0x2fff, Some(0x8000)),
+            (0x3000, 0x3fff, Some(0x4000)),
+            (0x4000, 0x4fff, Some(0x5000)),
+        ];
+        assert_eq!(rig.has(), joined);
+        rig.mappings.unmap(range(0x1000, 0x1fff));
+        assert_eq!(rig.has().first(), Some(&(0x2000, 0x2fff, Some(0x9000))));
+    }
+
+    #[test]
+    fn page_that_the_server_refuses_leaves_the_mapping_before_it() {
+        let mut rig = Rig::new();
+        let run = rig.map_page(None, REFUSED - 0x1000, 0x1000);
+        rig.open(1, REFUSED - 0x1000, REFUSED - 1, Some(0x8000));
+        assert_eq!(rig.map_page(run, REFUSED, 0x2000), None);
+        rig.close(1);
+        let before = (REFUSED - 0x1000, REFUSED - 1, Some(0x1000));
+        assert_eq!(rig.has(), [before]);
+    }
+
+    #[test]
+    fn large_mappings_are_not_joined() {
+        let mut rig = Rig::new();
+        let lent = rig.lent(0, MOST_JOINED - 1, Some(0));
+        let run = rig.mappings.map(lent, None).ok();
+        rig.map_page(run, MOST_JOINED, MOST_JOINED);
+        assert_eq!(rig.has().len(), 2);
+    }
+
+    #[test]
     fn first_of_two_windows_answers_where_they_meet() {
         let mut rig = Rig::new();
         rig.open(1, 0x4000, 0x4fff, Some(0));
@@ -485,7 +568,7 @@ mod tests {
     fn mapping_that_the_server_refuses_is_not_kept() {
         let mut rig = Rig::new();
         let lent = rig.lent(REFUSED, REFUSED + 0xfff, None);
-        assert_eq!(rig.mappings.map(lent), Err(Errno::EXIST));
+        assert_eq!(rig.mappings.map(lent, None), Err(Errno::EXIST));
         rig.open(1, REFUSED + 0x800, REFUSED + 0xfff, None);
         assert_eq!(rig.has(), [(REFUSED + 0x800, REFUSED + 0xfff, None)]);
     }

@@ -32,6 +32,9 @@ pub struct Proxy {
     endpoint: Endpoint<ForeignFunction>,
     router: Arc<Router>,
     mappings: Arc<Mutex<Mappings>>,
+    /// The first address of the mapping that the client's last message extended, if that was a
+    /// DMA_MAP.
+    run: Option<Iova>,
     config: Config,
 }
 
@@ -65,6 +68,7 @@ impl Proxy {
             mappings,
             remote,
             router,
+            run: None,
             config: config.clone(),
         })
     }
@@ -131,6 +135,7 @@ impl Device for Proxy {
     }
 
     fn detached(&mut self) {
+        self.run = None;
         // Resets the device, so that it no longer uses the memory.
         self.endpoint.detached();
         for index in (0..self.remote.info().irqs)
@@ -155,6 +160,7 @@ impl Device for Proxy {
     }
 
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+        self.run = None;
         if !self.endpoint.is_reached(index) {
             data.fill(0xff);
             return Ok(());
@@ -165,6 +171,7 @@ impl Device for Proxy {
     }
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.run = None;
         if !self.endpoint.is_reached(index) {
             return Ok(());
         }
@@ -184,6 +191,7 @@ impl Device for Proxy {
         count: u32,
         action: IrqAction,
     ) -> Result<(), Errno> {
+        self.run = None;
         let set = self.remote.set_irqs(index, start, count, &action);
         set.map_err(CallError::errno)
     }
@@ -192,19 +200,23 @@ impl Device for Proxy {
         let range = map.range;
         let lent = self.mappings.lock().lend(&map)?;
         self.endpoint.dma_map(map)?;
-        self.mappings.lock().map(lent).inspect_err(|_| {
+        let mapped = self.mappings.lock().map(lent, self.run.take());
+        self.run = Some(mapped.inspect_err(|_| {
             // It was made above.
             let _ = self.endpoint.dma_unmap(range);
-        })
+        })?);
+        Ok(())
     }
 
     fn dma_unmap(&mut self, range: Range<Iova>) -> Result<(), Errno> {
+        self.run = None;
         self.endpoint.dma_unmap(range)?;
         self.mappings.lock().unmap(range);
         Ok(())
     }
 
     fn reset(&mut self) -> Result<(), Errno> {
+        self.run = None;
         self.endpoint.reset()
     }
 
