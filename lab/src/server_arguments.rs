@@ -246,6 +246,9 @@ fn foreign_arguments(device: &Foreign, sockets: &Sockets) -> Vec<String> {
     if device.count == Count::All {
         words.push("--count-all".to_owned());
     }
+    if device.read_write {
+        words.push("--read-write".to_owned());
+    }
     words
 }
 
@@ -381,14 +384,14 @@ mod tests {
     fn server_of_another_project_starts_before_its_proxy() {
         let text = "name = \"x\"\n[[switch]]\nname = \"s0\"\n[[device]]\nname = \"a\"\nbelow = \"s0\"\n\
              command = [\"bin/server\", \"-s\", \"{socket}\"]\ncount = \"all\"\nlink-latency = \"2us\"\n\
-             [[device]]\nname = \"b\"\nsocket = \"/run/b\"\n";
+             [[device]]\nname = \"b\"\nsocket = \"/run/b\"\nread-write = true\n";
         let scenario = Scenario::parse_interactive(Path::new("/lab/x.toml"), text).unwrap();
         let lines = lines(&scenario);
         let expected = [
             "-s /s/foreign-a.sock",
             "--socket-path /s/device-a.sock --control /s/device-a.control --switch /s/switch-s0.sock --port-name a \
              --link-latency 2us --server /s/foreign-a.sock --count-all",
-            "--socket-path /s/device-b.sock --control /s/device-b.control --server /run/b",
+            "--socket-path /s/device-b.sock --control /s/device-b.control --server /run/b --read-write",
         ];
         assert_eq!(lines[1..], expected);
         let topology = Topology::of(&scenario);

@@ -7,7 +7,7 @@ use peerbar_vfio_user::remote::{CallError, ConnectError, RemoteEnd};
 use thiserror::Error;
 
 /// The settings of a proxy.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Config {
     /// Socket of the vfio-user server whose device is served
     #[arg(long, value_name = "PATH")]
@@ -15,6 +15,10 @@ pub struct Config {
     /// Lend the server no memory, so that all of its DMA comes by messages and is counted
     #[arg(long)]
     pub count_all: bool,
+    /// Lend memory for reads and writes, also where the client permits only one of them: some
+    /// servers require both
+    #[arg(long)]
+    pub read_write: bool,
 }
 
 /// The reason for which a device is not served, or no longer served.

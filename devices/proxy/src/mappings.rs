@@ -23,6 +23,8 @@ use peerbar_vfio_user::remote::{CallError, Lending, RemoteDevice};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
+use crate::config::Config;
+
 /// The most bytes of mappings that are joined: an NVMe queue of 65,536 entries of 64 bytes.
 const MOST_JOINED: u64 = 4 << 20;
 
@@ -114,6 +116,8 @@ pub(crate) struct Mappings<S = RemoteDevice> {
     server: Arc<S>,
     /// Lend no memory, so that the server asks for each access.
     by_messages: bool,
+    /// Lend all memory for reads and writes.
+    read_write: bool,
     /// The files that are lent, by device and inode: the client sends many descriptors of one.
     files: HashMap<(u64, u64), Weak<OwnedFd>>,
     client: Table,
@@ -124,10 +128,11 @@ pub(crate) struct Mappings<S = RemoteDevice> {
 }
 
 impl<S: Borrower> Mappings<S> {
-    pub(crate) fn new(server: Arc<S>, by_messages: bool) -> Self {
+    pub(crate) fn new(server: Arc<S>, config: &Config) -> Self {
         Self {
             server,
-            by_messages,
+            by_messages: config.count_all,
+            read_write: config.read_write,
             files: HashMap::new(),
             client: Table::new(),
             windows: Vec::new(),
@@ -141,8 +146,8 @@ impl<S: Borrower> Mappings<S> {
         let memory = memory.map(|(fd, offset)| Ok((self.file(fd)?, *offset)));
         Ok(Lent {
             range: map.range,
-            readable: map.readable,
-            writable: map.writable,
+            readable: map.readable || self.read_write,
+            writable: map.writable || self.read_write,
             memory: memory.transpose()?,
         })
     }
@@ -404,7 +409,7 @@ mod tests {
     impl Rig {
         fn new() -> Self {
             Self {
-                mappings: Mappings::new(Arc::default(), false),
+                mappings: Mappings::new(Arc::default(), &Config::default()),
                 memory: memfd_create("test", MemfdFlags::CLOEXEC).unwrap(),
             }
         }
@@ -542,6 +547,26 @@ mod tests {
         rig.close(1);
         let before = (REFUSED - 0x1000, REFUSED - 1, Some(0x1000));
         assert_eq!(rig.has(), [before]);
+    }
+
+    #[test]
+    fn memory_for_reads_is_lent_for_writes_only_if_asked() {
+        for read_write in [false, true] {
+            let config = Config {
+                read_write,
+                ..Config::default()
+            };
+            let mut mappings = Mappings::<Server>::new(Arc::default(), &config);
+            let map = DmaMap {
+                range: range(0, 0xfff),
+                readable: true,
+                writable: false,
+                memory: None,
+            };
+            let lent = mappings.lend(&map).unwrap();
+            assert!(lent.readable);
+            assert_eq!(lent.writable, read_write);
+        }
     }
 
     #[test]

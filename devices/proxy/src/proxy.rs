@@ -58,7 +58,7 @@ impl Proxy {
         let function = Arc::new(ForeignFunction(remote.clone()));
         // QEMU's event descriptors pass through, so the proxy signals none.
         let vectors = Arc::new(Vectors::new(0).map_err(StartError::Interrupts)?);
-        let mappings = Mappings::new(remote.clone(), config.count_all);
+        let mappings = Mappings::new(remote.clone(), config);
         let mappings = Arc::new(Mutex::new(mappings));
         let windows = Windows::start(mappings.clone()).map_err(StartError::Thread)?;
         let mut endpoint = Endpoint::new(function, space, memory, requester, vectors);

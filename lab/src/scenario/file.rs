@@ -225,6 +225,8 @@ pub(super) struct DeviceTable {
     pub(super) kind: Option<Spanned<String>>,
     pub(super) count: Option<Count>,
     #[serde(default)]
+    pub(super) read_write: bool,
+    #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
 }
 

@@ -42,6 +42,8 @@ pub struct Foreign {
     pub kind: Option<ForeignKind>,
     /// The part of its DMA that comes by messages.
     pub count: Count,
+    /// Its server may read and write all memory that it is lent.
+    pub read_write: bool,
     /// The faults that are injected into its operations.
     pub faults: Vec<Rule>,
 }
@@ -124,6 +126,7 @@ pub(super) fn foreign(
         command,
         kind: table.kind.map(kind).transpose()?,
         count: table.count.unwrap_or_default(),
+        read_write: table.read_write,
         // It has only the subjects that every device has.
         faults: faults(&table.faults, &Faults::default())?,
     })
