@@ -209,6 +209,11 @@ impl GuestContext {
         self.foreign.iter().filter(|device| !device.is_counted)
     }
 
+    /// Returns `true` if a server of ours serves this device, and so counts its interrupts.
+    pub(crate) fn counts_interrupts(&self, device: u32) -> bool {
+        !self.foreign.iter().any(|foreign| foreign.number == device)
+    }
+
     /// Returns the GPU that the plan calls `name`.
     pub(crate) fn gpu(&self, name: &str) -> anyhow::Result<&Gpu> {
         let found = self.gpus.iter().find(|gpu| gpu.name == name);

@@ -22,7 +22,7 @@ use self::figures::{Figures, Measurement, Rate, busy_asleep};
 use self::initiator::{
     BYTES, Initiator, QUEUE, READ_BYTES, READS, blocks_of_a_read, give_queues, launch, verify,
 };
-use self::judgement::{Done, ends_with, judge};
+use self::judgement::{Devices, Done, ends_with, judge};
 use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
 use super::linux_events;
@@ -79,7 +79,11 @@ impl Run for GpuInitiated {
         };
         measure.bytes = read.done.launches.saturating_mul(BYTES);
         watch.write_to(measure);
-        let devices = (disk.number, gpu.number);
+        let devices = Devices {
+            disk: disk.number,
+            gpu: gpu.number,
+            counts_interrupts: guest.counts_interrupts(disk.number),
+        };
         let of_processors = judge(watch.traffic()?, devices, self.addresses, &read.done)?;
         let figures = Figures {
             by_gpu: read.by_gpu,
