@@ -38,6 +38,13 @@ impl Ledger {
         }
     }
 
+    /// Notes that the function has ended in order. Threads may still hold the ledger.
+    pub fn end_record(&self) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.end();
+        }
+    }
+
     /// Notes a new value of a queue's doorbell.
     pub fn doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
         self.note(|| Event::Doorbell(event()));

@@ -114,7 +114,9 @@ fn serve_by<S: Served>(
     options.add_faults(endpoint)?;
     let _control = options.control(endpoint, faults_changed)?;
     options.link.apply(endpoint, &options.socket_path)?;
-    serve(options, device)?;
+    let served = serve(options, device);
+    device.endpoint().end_record();
+    served?;
     device.failure().map_or(Ok(()), Err)
 }
 

@@ -141,6 +141,11 @@ impl<F: Function> Endpoint<F> {
         self.requester.ledger().record_in(recorder);
     }
 
+    /// Notes in the record that the function has ended in order.
+    pub(crate) fn end_record(&self) {
+        self.requester.ledger().end_record();
+    }
+
     /// Adds a fault rule. Must be called after [`Endpoint::record_in`], which notes its text.
     pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
         self.requester.add_fault(rule)

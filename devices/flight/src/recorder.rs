@@ -165,6 +165,11 @@ impl Recorder {
         }
     }
 
+    /// Notes that the device has ended in order, as the drop does.
+    pub fn end(&self) {
+        self.set(ENDED_AT, 1);
+    }
+
     fn set(&self, at: usize, value: u64) {
         if let Some(counter) = self.counter(at) {
             counter.store(value.to_le(), Ordering::Relaxed);
@@ -178,7 +183,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        self.set(ENDED_AT, 1);
+        self.end();
     }
 }
 

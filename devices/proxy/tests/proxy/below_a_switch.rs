@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_flight::FlightFile;
 use peerbar_nvme_driver::DmaMemory;
 use peerbar_pci::{Bar, ConfigSpace, Function, Iova};
 use peerbar_rig::wire::command;
@@ -225,7 +226,7 @@ fn what_is_counted_slowed_or_made_to_fail_comes_by_messages() {
         let folder = tempfile::tempdir().unwrap();
         let flight = folder.path().join("flight").display().to_string();
         let recorded = ["--flight", &flight];
-        let rig = Rig::new(&[], &[option, &recorded].concat());
+        let mut rig = Rig::new(&[], &[option, &recorded].concat());
         rig.server.wait_for_mapping(CARD, Some((CARD_BYTES, false)));
         let ram = rig.server.state.lock().unwrap().mapping(RAM);
         assert_eq!(ram, Some((0x10_0000, false)), "{option:?}");
@@ -237,6 +238,9 @@ fn what_is_counted_slowed_or_made_to_fail_comes_by_messages() {
             vec![0; 0x1000]
         };
         assert_eq!(rig.card.bytes(0, 0x1000), expected, "{option:?}");
+        rig.daemon.terminate();
+        let recorded = FlightFile::open(Path::new(&flight)).unwrap();
+        assert!(recorded.read().unwrap().header.ended, "{option:?}");
     }
 }
 
