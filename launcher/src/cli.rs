@@ -326,7 +326,7 @@ pub(crate) struct Doctor {
     /// Scenario file [default: the built-in demo].
     #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
-    /// Check instead if the vfio-user server that listens at this socket can be a [[device]].
+    /// Check instead if the vfio-user server that listens at this socket can be a device of a scenario.
     ///
     /// It connects as a client, reads the device's configuration space, and disconnects, which many
     /// servers take for a reset of the device.
