@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -222,10 +222,10 @@ fn wrap_foreign(
     foreign: &ForeignProgram,
     folder: &Folder,
 ) -> Result<Command, Failure> {
-    let own = [folder.path()].into_iter();
-    let writable: Vec<&Path> = own
-        .chain(foreign.writable.iter().map(PathBuf::as_path))
-        .collect();
+    // It starts in another folder, so a relative path of the run would lead elsewhere.
+    let own = path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
+    let writable = foreign.writable.iter().map(PathBuf::as_path);
+    let writable: Vec<&Path> = [own.as_path()].into_iter().chain(writable).collect();
     let mut wrapped = parent_death::confined_to(&writable, command)?;
     wrapped.current_dir(&foreign.folder);
     Ok(wrapped)
