@@ -43,7 +43,7 @@ pub enum StartError {
     NotReady {
         /// The socket.
         path: PathBuf,
-        /// What it does instead.
+        /// Its action instead.
         reason: String,
     },
 }

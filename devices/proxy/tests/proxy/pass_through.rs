@@ -1,4 +1,4 @@
-//! What passes through: configuration space, regions, interrupts, mappings, resets.
+//! Configuration space, regions, interrupts, mappings and resets pass through.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

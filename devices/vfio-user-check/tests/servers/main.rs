@@ -68,7 +68,7 @@ fn checker(socket: &Path, time_out: Duration) -> Checker {
     .unwrap()
 }
 
-/// Runs all tests, of which only those named may be skipped.
+/// Runs all tests. Only those named may be skipped.
 fn check_conforms(socket: &Path) {
     let mut checker = checker(socket, TIME_OUT);
     let mut skipped = Vec::new();

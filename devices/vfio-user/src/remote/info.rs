@@ -29,7 +29,7 @@ const MOST_SPACE: u32 = 64 << 10;
 const MOST_AREAS: usize = 1024;
 /// The most capabilities of a region.
 const MOST_CAPABILITIES: usize = 16;
-/// What is mapped consists of pages.
+/// Mappable areas consist of pages.
 const PAGE: u64 = 4096;
 
 /// A region of the server's device.
