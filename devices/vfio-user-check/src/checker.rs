@@ -1,6 +1,7 @@
 //! Runs tests, one after the other, on as few connections as they allow.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -53,6 +54,9 @@ enum End {
     /// The server serves nobody any more.
     Gone(String),
 }
+
+/// The state of a server that hangs after its first client.
+const UNANSWERED: &str = "the server listens, but does not answer its next client";
 
 impl Checker {
     /// Connects to the server, or starts it.
@@ -178,6 +182,10 @@ impl Checker {
             self.ends_with_client = Some(next.is_err());
             match next {
                 Ok(session) => session.hang_up(),
+                Err(failing) if self.listens() => {
+                    self.end = Some(End::Gone(UNANSWERED.to_owned()));
+                    return Err(failing);
+                }
                 Err(_) => self.end = Some(End::WithClient),
             }
         }
@@ -215,6 +223,17 @@ impl Checker {
                 Err(failing) => return Err(failing),
             }
         }
+    }
+
+    /// Returns `true` if something still listens at the socket.
+    fn listens(&self) -> bool {
+        let error = self.server.connect().err();
+        !error.is_some_and(|error| {
+            matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            )
+        })
     }
 
     /// Checks that the server serves the next client, unless the connection can go on.
@@ -268,7 +287,7 @@ impl Checker {
                 self.ends_with_client = Some(false);
                 Ok(())
             }
-            (Err(_), None) if !was_hung_up_on => {
+            (Err(_), None) if !was_hung_up_on && !self.listens() => {
                 self.end = Some(End::WithClient);
                 Ok(())
             }

@@ -19,7 +19,7 @@ use peerbar_vfio_user::{Listener, Options as ServerOptions, Stop};
 use peerbar_vfio_user_check::{Checker, Options, Test, Verdict, tests};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::liar::{Lie, TRUTH};
+use crate::liar::{Fate, Lie, TRUTH};
 use crate::lies::LIES;
 
 /// Longest wait for a server that does not answer, because it is to be silent.
@@ -137,4 +137,21 @@ fn wrong_answer_fails_the_test_that_is_meant_for_it() {
             .collect()
     });
     assert_eq!(deceived, [""; 0]);
+}
+
+#[test]
+fn server_that_hangs_after_its_first_client_does_not_pass() {
+    let truth = server();
+    let silent = Lie {
+        reply: |answer| {
+            if answer.client > 0 {
+                answer.fate = Fate::Lost;
+            }
+        },
+        ..TRUTH
+    };
+    let liar = liar::start(truth.socket(), silent);
+    let mut checker = checker(&liar.socket(), SHORT);
+    let mut verdicts = tests().into_iter().map(|test| checker.run(&test));
+    assert!(verdicts.any(|verdict| matches!(verdict, Verdict::Fail(_))));
 }
