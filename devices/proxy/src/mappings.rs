@@ -262,7 +262,7 @@ impl<S: Borrower> Mappings<S> {
     }
 
     /// Has the server's mappings agree with those of the client and the windows wherever they meet
-    /// `range`.
+    /// `range`. If the server refuses a mapping, it still gets the others.
     fn refresh(&mut self, range: Range<Iova>) -> Result<(), CallError> {
         let hull = self.hull(range);
         let wanted = self.wanted(hull);
@@ -278,11 +278,16 @@ impl<S: Borrower> Mappings<S> {
                 );
             }
         }
+        let mut outcome = Ok(());
         for new in wanted.into_iter().filter(|new| !is_in(&sent, new)) {
-            self.server.map(&new)?;
-            self.sent.insert(new.range.first(), new);
+            match self.server.map(&new) {
+                Ok(()) => {
+                    self.sent.insert(new.range.first(), new);
+                }
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
-        Ok(())
+        outcome
     }
 
     /// Returns the smallest range around `range` that cuts no mapping and no window.
@@ -567,6 +572,18 @@ mod tests {
             assert!(lent.readable);
             assert_eq!(lent.writable, read_write);
         }
+    }
+
+    #[test]
+    fn window_that_the_server_refuses_does_not_cost_the_memory_around_it() {
+        let mut rig = Rig::new();
+        rig.map(REFUSED - 0x1000, REFUSED + 0x1fff, Some(0));
+        rig.open(1, REFUSED, REFUSED + 0xfff, Some(0x8000));
+        let around = [
+            (REFUSED - 0x1000, REFUSED - 1, Some(0)),
+            (REFUSED + 0x1000, REFUSED + 0x1fff, Some(0x2000)),
+        ];
+        assert_eq!(rig.has(), around);
     }
 
     #[test]

@@ -102,11 +102,13 @@ impl Served for Proxy {
         // Only a request can be delayed or fail, and only a request takes time on a link or is lost
         // there.
         Box::new(move || {
+            // Two threads call this: the later one must not pass on an earlier state.
+            let mut mappings = mappings.lock();
             let is_slowed = requester.link().is_some();
             let is_faulty = requester.faults().is_armed(Kind::Dma);
             let is_down = !requester.link_is_up();
             let by_messages = is_counted || is_slowed || is_faulty || is_down;
-            mappings.lock().set_by_messages(by_messages);
+            mappings.set_by_messages(by_messages);
         })
     }
 
