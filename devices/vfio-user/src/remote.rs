@@ -374,7 +374,8 @@ impl RemoteDevice {
             .map(drop)
     }
 
-    /// vfio-user, DMA_UNMAP of exactly one mapping.
+    /// vfio-user, DMA_UNMAP of exactly one mapping. A server that refuses it loses the session, since
+    /// it may keep the memory.
     ///
     /// # Errors
     /// [`CallError`]
@@ -385,8 +386,11 @@ impl RemoteDevice {
             iova: U64::new(range.first().0),
             size: U64::new(range.size()),
         };
-        self.call(command::DMA_UNMAP, [asked.as_bytes(), &[]], &[])
-            .map(drop)
+        let unmapped = self.call(command::DMA_UNMAP, [asked.as_bytes(), &[]], &[]);
+        if unmapped.is_err() {
+            self.connection.end(RemoteEnd::KeepsMapping);
+        }
+        unmapped.map(drop)
     }
 
     /// vfio-user, DEVICE_RESET, if the device supports it.

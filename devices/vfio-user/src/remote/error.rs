@@ -94,6 +94,9 @@ pub enum RemoteEnd {
     /// A call got no reply in time.
     #[error("it has not answered a message for {0:?}")]
     NotAnswering(Duration),
+    /// The server has refused to take back a mapping, so it may still use the memory.
+    #[error("it has refused to unmap memory")]
+    KeepsMapping,
     /// This side has ended the session.
     #[error("it was closed on this side")]
     Closed,

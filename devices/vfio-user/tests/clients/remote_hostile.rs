@@ -12,7 +12,7 @@ use peerbar_rig::RawServer;
 use peerbar_rig::wire::{self, ERROR, Message, NO_REPLY, Outcome, REPLY, command, message};
 use peerbar_vfio_user::IrqAction;
 use peerbar_vfio_user::remote::{
-    CallError, RemoteDevice, RemoteEnd, RemoteMapping, SessionStartError, TIME_OUT,
+    CallError, Lending, RemoteDevice, RemoteEnd, RemoteMapping, SessionStartError, TIME_OUT,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -340,6 +340,25 @@ fn server_that_does_not_answer_loses_the_session() {
 }
 
 #[test]
+fn server_that_refuses_to_unmap_loses_the_session() {
+    const EBUSY: u32 = 16;
+    let session = Session::new(TIME_OUT, |server, asked| {
+        let is_meant = asked.command == command::DMA_UNMAP;
+        if is_meant {
+            let refusal = (REPLY | ERROR, EBUSY);
+            let refusal = wire::message_with(asked.id, asked.command, refusal, &[]);
+            server.send(&refusal, &[]);
+        }
+        is_meant
+    });
+    let range = Range::new(Iova(0), 0x1000).unwrap();
+    let refused = session.device().dma_unmap(range);
+    assert_eq!(refused, Err(CallError::Refused(Errno::BUSY)));
+    assert_eq!(session.ends.recv().unwrap(), RemoteEnd::KeepsMapping);
+    session.end();
+}
+
+#[test]
 fn late_reply_to_a_limited_access_reaches_no_other_call() {
     let mut kept = None;
     let session = Session::new(TIME_OUT, move |server, asked| {
@@ -377,7 +396,7 @@ fn wrong_and_doubled_replies_hurt_nobody() {
                 server.reply(asked, &[]);
                 server.reply(asked, &[]);
             }
-            command::DMA_UNMAP => {
+            command::DMA_MAP => {
                 server.send(&message(asked.id, command::RESET, REPLY, &[]), &[]);
             }
             command::REGION_READ => server.reply(asked, &asked.payload),
@@ -396,8 +415,13 @@ fn wrong_and_doubled_replies_hurt_nobody() {
     for _ in 0..3 {
         device.reset().unwrap();
     }
-    let range = Range::new(Iova(0), 0x1000).unwrap();
-    assert_eq!(device.dma_unmap(range), Err(CallError::Malformed));
+    let lent = Lending {
+        range: Range::new(Iova(0), 0x1000).unwrap(),
+        readable: true,
+        writable: true,
+        memory: None,
+    };
+    assert_eq!(device.dma_map(&lent), Err(CallError::Malformed));
     let read = device.region_read(0, 0, &mut [0; 4]);
     assert_eq!(read, Err(CallError::Malformed));
     let set = device.set_irqs(0, 0, 1, &IrqAction::Mask);
