@@ -16,7 +16,7 @@ use peerbar_dma::{
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_pci::{Bar, ConfigSpace, Function, Iova, Range};
-use peerbar_rig::{Ready, ServerThread, wait_until};
+use peerbar_rig::{Notes, Ready, ServerThread, wait_until};
 use peerbar_switch::{CLOSING_TIME_OUT, Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
@@ -36,22 +36,6 @@ fn serve(modes: &[(&str, LinkMode)]) -> impl FnOnce(&Path, UnixStream, Ready) + 
         ..Config::default()
     };
     |path, stop, ready| peerbar_switch::serve(path, config, None, &stop, ready).unwrap()
-}
-
-/// A function that records writes to its registers, which read as 0x5a.
-#[derive(Default)]
-struct Notes(Mutex<Vec<(u64, Vec<u8>)>>);
-
-impl Function for Notes {
-    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0x5a);
-    }
-
-    fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
-        self.0.lock().unwrap().push((offset, data.to_vec()));
-    }
-
-    fn reset(&self) {}
 }
 
 /// An endpoint with registers in BAR0, memory in BAR2 and two pages, the second unmapped, in BAR4.

@@ -3,16 +3,16 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 
 use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_flight::FlightFile;
 use peerbar_nvme_driver::DmaMemory;
-use peerbar_pci::{Bar, ConfigSpace, Function, Iova};
+use peerbar_pci::{Bar, ConfigSpace, Iova};
 use peerbar_rig::wire::command;
-use peerbar_rig::{Client, Daemon, GuestRam, Link, RawServer, Ready, ServerThread, pattern};
+use peerbar_rig::{Client, Daemon, GuestRam, Link, Notes, RawServer, Ready, ServerThread, pattern};
 use peerbar_switch::{Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
@@ -37,22 +37,6 @@ fn switch(modes: &[(&str, LinkMode)]) -> ServerThread {
     ServerThread::start(|path: &Path, stop: UnixStream, ready: Ready| {
         peerbar_switch::serve(path, config, None, &stop, ready).unwrap();
     })
-}
-
-/// A function that records the writes to its registers, which read as 0x5a.
-#[derive(Default)]
-struct Notes(Mutex<Vec<(u64, Vec<u8>)>>);
-
-impl Function for Notes {
-    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0x5a);
-    }
-
-    fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
-        self.0.lock().unwrap().push((offset, data.to_vec()));
-    }
-
-    fn reset(&self) {}
 }
 
 /// An endpoint of ours with memory in BAR0 and registers in BAR2.
