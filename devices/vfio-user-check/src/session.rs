@@ -119,6 +119,15 @@ impl Session {
         Ok(reply.error)
     }
 
+    /// Sends a command with an argsz too small for its reply. The server must refuse it, or cut the
+    /// reply to argsz bytes.
+    pub(crate) fn shortened(&mut self, command: u16, argsz: u32, payload: &[u8]) -> Outcome {
+        let reply = self.ask(command, payload)?;
+        let most = usize::try_from(argsz).unwrap_or_default();
+        let is_right = is_error(&reply) || reply.payload.len() <= most;
+        self.expect(is_right, format!("an error, or at most {argsz} bytes"))
+    }
+
     /// Sends a command, which may succeed or fail, but whose reply must come. The next command must
     /// be answered, too, so the server has taken the whole message.
     pub(crate) fn answered(
