@@ -263,7 +263,7 @@ fn word(way: Way) -> &'static str {
     }
 }
 
-/// Returns a sentence about the devices that a matrix lacks, or `None` if there are none.
+/// Returns a sentence about the devices that a matrix lacks, or `None` if it is complete.
 pub(crate) fn left_out_note(left_out: &[Device]) -> Option<String> {
     let names: Vec<&str> = left_out
         .iter()

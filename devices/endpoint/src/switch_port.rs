@@ -36,8 +36,8 @@ pub struct ObservedWindow {
     pub memory: Option<(OwnedFd, u64)>,
 }
 
-/// Learns of the peers' windows that the function's requests reach, after the function's requester has. The methods are called from the
-/// link's own thread, and peers wait until they return.
+/// Learns of the peers' windows that the function's requests reach, after the function's requester
+/// has. The link's own thread calls the methods, and peers wait until they return.
 pub trait WindowObserver: Send + Sync {
     /// These are all windows of the peer now. The memory of others must not be used any more.
     fn windows(&self, peer: PeerId, windows: Vec<ObservedWindow>);

@@ -9,6 +9,7 @@ use peerbar_lab::count::counted;
 use peerbar_lab::size::Size;
 use peerbar_pci::Iova;
 use peerbar_pci::find_capability;
+use peerbar_vfio_user::CONFIG_REGION;
 use peerbar_vfio_user::remote::{
     ConnectError, RemoteDevice, RemoteEnd, RemoteHandler, RemoteMapping, RemoteRegion,
 };
@@ -18,9 +19,8 @@ use super::finding::Finding;
 
 /// Longest wait for each of the server's answers.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// VFIO_PCI_ROM_REGION_INDEX and VFIO_PCI_CONFIG_REGION_INDEX (Linux include/uapi/linux/vfio.h).
+/// VFIO_PCI_ROM_REGION_INDEX (Linux include/uapi/linux/vfio.h).
 const ROM: u32 = 6;
-const CONFIG: u32 = 7;
 /// The indexes of interrupts, by the same file.
 const INTERRUPTS: [&str; 3] = ["INTx", "MSI", "MSI-X"];
 /// Bytes of the header and the capabilities that are read.
@@ -63,7 +63,7 @@ pub(super) fn findings(socket: &Path) -> Vec<Finding> {
         Err(error) => return vec![unusable(error)],
     };
     let mut config = [0; CONFIG_BYTES];
-    if let Err(error) = device.region_read(CONFIG, 0, &mut config) {
+    if let Err(error) = device.region_read(CONFIG_REGION, 0, &mut config) {
         let found = format!("its configuration space cannot be read: {error}");
         let mend = "the server must answer REGION_READ of region 7";
         return vec![server(&device), Finding::failed("device", found, mend)];

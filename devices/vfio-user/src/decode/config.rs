@@ -2,10 +2,9 @@
 
 use super::field::Fields;
 use super::names::Flags;
+use crate::device::CONFIG_REGION;
 use crate::wire::RegionAccess;
 
-/// Index of config space (linux/vfio.h, `VFIO_PCI_CONFIG_REGION_INDEX`).
-const CONFIG: u32 = 7;
 /// Longest access whose registers are named.
 const LONGEST: u32 = 8;
 /// Offset of the command register.
@@ -53,7 +52,7 @@ const COMMAND_BITS: [(u32, &str); 7] = [
 
 /// Returns the registers that an access covers, or none if it is not a short one to the header.
 pub(super) fn registers(access: &RegionAccess) -> Vec<&'static str> {
-    if access.region.get() != CONFIG || access.count.get() > LONGEST {
+    if access.region.get() != CONFIG_REGION || access.count.get() > LONGEST {
         return Vec::new();
     }
     let from = access.offset.get();
@@ -65,7 +64,7 @@ pub(super) fn registers(access: &RegionAccess) -> Vec<&'static str> {
 
 /// Adds the bits of the command register, if `payload` is an access to it with its data.
 pub(super) fn add_bits(access: &RegionAccess, payload: &[u8], fields: &mut Fields) {
-    if access.region.get() != CONFIG || access.offset.get() != COMMAND {
+    if access.region.get() != CONFIG_REGION || access.offset.get() != COMMAND {
         return;
     }
     let data = payload.get(size_of::<RegionAccess>()..);
