@@ -2,6 +2,10 @@
 
 use maud::{Markup, html};
 
+/// Approximate width of a small letter, and the least distance of such words from a box's edges.
+const NOTE_LETTER: i32 = 7;
+const NOTE_MARGIN: i32 = 3;
+
 /// A box of the picture, in pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Area {
@@ -56,4 +60,32 @@ pub fn upright(x: i32, from: i32, to: i32) -> Markup {
 /// Returns a horizontal wire.
 pub fn level(from: i32, to: i32, y: i32) -> Markup {
     html! { path.wire d=(format!("M{from} {y}H{to}")) {} }
+}
+
+/// Returns a line of small letters in the middle of `area`, with its base line at `y`. Words that
+/// are too long for the area are condensed.
+pub fn note_in(area: Area, y: i32, words: &str) -> Markup {
+    let letters = i32::try_from(words.chars().count()).unwrap_or(i32::MAX / NOTE_LETTER);
+    let room = area.width - 2 * NOTE_MARGIN;
+    let length = (letters * NOTE_LETTER > room).then_some(room);
+    html! {
+        text.note x=(area.middle()) y=(y) text-anchor="middle" textLength=[length]
+            lengthAdjust=[length.map(|_| "spacingAndGlyphs")] { (words) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_words_that_are_too_long_are_condensed() {
+        let area = Area {
+            width: 60,
+            ..Area::default()
+        };
+        let drawn = |words| note_in(area, 20, words).into_string();
+        assert!(!drawn("0000:00").contains("textLength"));
+        assert!(drawn("right 0000:00").contains(r#"textLength="54""#));
+    }
 }

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use crate::area::{Area, level, node, text, upright};
+use crate::area::{Area, level, node, note_in, text, upright};
 use crate::function::{Function, Mark, short};
 use crate::layout::{DevicePosition, Layout, Row, Shape};
 
@@ -196,7 +196,7 @@ pub fn words(layout: &Layout<'_>) -> Markup {
 }
 
 fn words_of_port(row: &Row<'_>, port: Option<&Function>) -> Markup {
-    let (middle, top) = (row.port.middle(), row.port.top);
+    let top = row.port.top;
     let (first, second) = if row.port.height > HIGH_PORT {
         (15, 29)
     } else {
@@ -207,8 +207,8 @@ fn words_of_port(row: &Row<'_>, port: Option<&Function>) -> Markup {
         _ => "port",
     };
     html! {
-        (text("note", middle, top + first, "middle", kind))
-        @if let Some(port) = port { (text("note", middle, top + second, "middle", &marked(port))) }
+        (note_in(row.port, top + first, kind))
+        @if let Some(port) = port { (note_in(row.port, top + second, &marked(port))) }
     }
 }
 

@@ -15,7 +15,7 @@ mod layout;
 mod page;
 mod rows;
 
-pub use area::{Area, level, node, text, upright};
+pub use area::{Area, level, node, note_in, text, upright};
 pub use drawing::{machine, words};
 pub use function::{Function, Mark, Port, short};
 pub use layout::{

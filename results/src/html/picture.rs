@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use peerbar_lab::size::human;
 use peerbar_picture::{
     Area, DevicePosition, Function, Lanes, Layout, Port, Shape, TRUNK, lane_key, machine, node,
-    short, text, words, words_key,
+    note_in, short, text, words, words_key,
 };
 use peerbar_report::{PciFunction, Route};
 
@@ -13,7 +13,7 @@ use super::routed::{MemoryOwner, RoutedBytes};
 
 /// Distance between two lines at the edge of a device, and between two lines that pass devices.
 const SLOT: i32 = 16;
-const PASSAGE_SLOT: i32 = 5;
+const PASSAGE_SLOT: i32 = 4;
 /// Radius of a corner.
 const RADIUS: i32 = 6;
 /// Half the size of a cross.
@@ -164,12 +164,12 @@ fn words_of_host(layout: &Layout<'_>, iommu: Option<&str>) -> Markup {
         (text("part", ram.middle(), ram.top + 20, "middle", if is_wide { "guest RAM" } else { "RAM" }))
         (text("part", trunk.middle(), trunk.top + 20, "middle", if is_wide { "root complex" } else { "root" }))
         @for (number, bus) in (0..).zip(layout.root_buses()) {
-            @let bus = bus.strip_prefix("pci").filter(|_| !is_wide).unwrap_or(bus);
-            (text("note", trunk.middle(), trunk.top + 37 + 15 * number, "middle", bus))
+            @let bus = if is_wide { bus.to_owned() } else { bus.replace("pci", "") };
+            (note_in(*trunk, trunk.top + 37 + 15 * number, &bus))
         }
         @if let Some(iommu) = iommu.filter(|_| is_wide) {
-            (text("note", trunk.middle(), trunk.bottom() - 27, "middle", "IOMMU"))
-            (text("note", trunk.middle(), trunk.bottom() - 12, "middle", iommu))
+            (note_in(*trunk, trunk.bottom() - 27, "IOMMU"))
+            (note_in(*trunk, trunk.bottom() - 12, iommu))
         }
     }
 }
@@ -384,9 +384,10 @@ impl Drawing<'_, '_> {
         if let Some(passage) = device.passage {
             let top = self.layout.port_area(device).unwrap_or(device.area).top;
             let y = top - 10;
-            let slot = self.next(format!("passage {passage}"));
+            let row = self.layout.find(device.name).map(|(row, _)| row);
+            let slot = self.next(format!("passage {passage} of {row:?}"));
             points.push((x, y));
-            points.push((passage + alternating(slot % 3) * PASSAGE_SLOT, y));
+            points.push((passage - alternating(slot % 4) * PASSAGE_SLOT, y));
         }
         points
     }
