@@ -34,7 +34,8 @@ pub struct Controller<R, M> {
 }
 
 impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
-    /// Gives the controller its admin queues, enables it and waits until it is ready (NVMe Base 2.0, 3.5.1).
+    /// Gives the controller its admin queues, enables it and waits until it is ready (NVMe Base 2.0,
+    /// 3.5.1). Disables it first if it is enabled: SPDK's keeps CC through a function-level reset.
     pub fn enable(registers: R, memory: M, admin: QueueMemory) -> Result<Self, DriverError> {
         let mut cap = [0; 8];
         registers.read_register(offset::CAP, &mut cap)?;
@@ -53,6 +54,11 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
             shadows: None,
         };
         let registers = &controller.registers;
+        let mut cc = [0; 4];
+        registers.read_register(offset::CC, &mut cc)?;
+        if Cc::from_bits(u32::from_le_bytes(cc)).en() {
+            controller.disable()?;
+        }
         let sizes = Aqa::new()
             .with_asqs(admin.submission_entries - 1)
             .with_acqs(admin.completion_entries - 1);
@@ -273,17 +279,18 @@ mod tests {
     use super::*;
     use crate::doorbell::tests::Bytes;
 
+    const QUEUES: QueueMemory = QueueMemory {
+        submission: 0x1000,
+        completion: 0x2000,
+        submission_entries: 4,
+        completion_entries: 4,
+    };
+
     fn enable(cap: Cap, csts: u32) -> Result<Controller<Bytes, Bytes>, DriverError> {
         let (registers, memory) = (Bytes::new(), Bytes::new());
         registers.write(offset::CAP, &cap.into_bits().to_le_bytes())?;
         registers.store32(offset::CSTS, csts)?;
-        let at = QueueMemory {
-            submission: 0x1000,
-            completion: 0x2000,
-            submission_entries: 4,
-            completion_entries: 4,
-        };
-        Controller::enable(registers, memory, at)
+        Controller::enable(registers, memory, QUEUES)
     }
 
     #[test]
@@ -293,6 +300,39 @@ mod tests {
         let registers = controller.registers();
         registers.read_register(offset::CC, &mut cc).unwrap();
         assert!(Cc::from_bits(u32::from_le_bytes(cc)).en());
+    }
+
+    /// The registers of a controller that starts when CC.EN changes to 1.
+    #[derive(Clone, Debug)]
+    struct Edge(Bytes);
+
+    impl Registers for Edge {
+        fn read_register(&self, offset: u64, data: &mut [u8]) -> std::io::Result<()> {
+            self.0.read_register(offset, data)
+        }
+
+        fn write_register(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+            let is_enabled = || Ok(Cc::from_bits(self.0.load32(offset::CC)?).en());
+            let before: std::io::Result<bool> = is_enabled();
+            self.0.write_register(offset, data)?;
+            match (before?, is_enabled()?) {
+                (false, true) => self.0.store32(offset::CSTS, 1),
+                (true, false) => self.0.store32(offset::CSTS, 0),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn controller_left_enabled_is_started_anew() {
+        let registers = Edge(Bytes::new());
+        let left = Cc::new().with_en(true).with_shn(Cc::SHN_NORMAL);
+        registers.0.store32(offset::CC, left.into_bits()).unwrap();
+        let shut_down = Csts::new().with_rdy(true).with_shst(Csts::SHST_COMPLETE);
+        let csts = shut_down.into_bits();
+        registers.0.store32(offset::CSTS, csts).unwrap();
+        let controller = Controller::enable(registers, Bytes::new(), QUEUES).unwrap();
+        assert_eq!(controller.status().unwrap().into_bits(), 1);
     }
 
     #[test]
