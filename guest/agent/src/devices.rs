@@ -26,8 +26,10 @@ pub struct Share {
 /// A controller that is live and has a disk.
 #[derive(Clone, Debug)]
 pub struct Controller {
-    /// Its name in the plan, and its serial number.
+    /// Its name in the plan.
     pub name: String,
+    /// Its serial number, which is the name if the disk is not another project's.
+    pub(crate) serial: String,
     /// Its index in the plan.
     pub number: u32,
     /// Size of its CMB in bytes, according to the plan.
@@ -168,6 +170,7 @@ impl Roots {
             .with_context(|| format!("{} belongs to no PCI device", node.display()))?;
         Ok(Controller {
             name: device.name.clone(),
+            serial: attribute(&directory, "serial"),
             number,
             cmb_bytes: device.cmb_bytes,
             disk: disk.clone(),
@@ -328,6 +331,14 @@ mod tests {
         assert_eq!(found[0].disk.node, roots.dev.join("nvme0n2"));
         assert_eq!(found[0].disk.bytes, 1 << 20);
         assert!(found[0].pci.ends_with("0000:02:00.0"));
+    }
+
+    #[test]
+    fn controller_found_by_its_function_keeps_its_serial_number() {
+        let (_root, roots) = guest("live");
+        let pci = Path::new("0000:02:00.0");
+        let found = roots.find_at(0, &device("disk0"), pci).unwrap();
+        assert_eq!((&*found.name, &*found.serial), ("disk0", "left"));
     }
 
     #[test]

@@ -92,6 +92,7 @@ mod tests {
     fn controller() -> Controller {
         Controller {
             name: "left".into(),
+            serial: "left".into(),
             number: 0,
             cmb_bytes: 2 << 20,
             directory: "/sys/class/nvme/nvme1".into(),

@@ -84,7 +84,7 @@ pub fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::Result<(
     let back = guest.uevents.wait_for(TIME_OUT, || {
         let serial = attribute(&disk.directory, "serial");
         ensure!(
-            serial == disk.name,
+            serial == disk.serial,
             "{} has the serial number {serial:?}",
             disk.directory.display()
         );

@@ -240,9 +240,9 @@ pub(super) fn start_opened(
     let identity = disk.identity();
     let bytes = identity.blocks.saturating_mul(identity.block_bytes);
     ensure!(
-        identity.serial == controller.name && bytes == controller.disk.bytes,
+        identity.serial == controller.serial && bytes == controller.disk.bytes,
         "Identify says that it is {identity:?}, where Linux found {} with {} bytes",
-        controller.name,
+        controller.serial,
         controller.disk.bytes
     );
     Ok(disk)
