@@ -28,6 +28,8 @@ pub struct Controller<R, M> {
     memory: M,
     /// Bytes between two doorbells.
     stride: u64,
+    /// Most entries of an I/O queue (NVMe Base 2.0, 3.1.3.1, CAP.MQES).
+    most_entries: u32,
     /// Addresses of the shadow doorbell buffer and of the event index buffer.
     shadows: Option<[u64; 2]>,
     admin: QueuePair<R, M>,
@@ -51,6 +53,7 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
             registers,
             memory,
             stride,
+            most_entries: u32::from(cap.mqes()) + 1,
             shadows: None,
         };
         let registers = &controller.registers;
@@ -174,6 +177,11 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
     /// here, and the completion queue must already be zeroed. Returns the offsets of the tail's and
     /// the head's doorbell.
     pub fn create_queues_at(&mut self, id: u16, at: QueueMemory) -> Result<[u64; 2], DriverError> {
+        let entries = at.submission_entries.max(at.completion_entries);
+        let most = self.most_entries;
+        if u32::from(entries) > most {
+            return Err(DriverError::LongQueues { entries, most });
+        }
         let mut entry = command(AdminOpcode::CreateCompletionQueue);
         entry.prp1 = at.completion.into();
         let mut completion = CreateCompletionQueue::from(&entry);
@@ -353,6 +361,18 @@ mod tests {
             let is_dead = matches!(error, DriverError::Dead { csts: seen } if seen == csts);
             assert!(is_dead, "{csts:#x}: {error}");
         }
+    }
+
+    #[test]
+    fn longer_queues_than_the_controller_s_are_refused() {
+        let mut controller = enable(Cap::new().with_mqes(255), 1).unwrap();
+        let long = QueueMemory {
+            completion_entries: 512,
+            ..QUEUES
+        };
+        let error = controller.create_queues_at(1, long).unwrap_err();
+        let expected = "the controller's queues have at most 256 entries, and 512 are wanted";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

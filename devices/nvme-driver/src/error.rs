@@ -33,6 +33,14 @@ pub enum DriverError {
         /// The smallest page, by CAP.MPSMIN (NVMe Base 2.0, 3.1.3.1).
         bytes: u64,
     },
+    /// The controller does not support I/O queues of that length.
+    #[error("the controller's queues have at most {most} entries, and {entries} are wanted")]
+    LongQueues {
+        /// Entries of the longer queue.
+        entries: u16,
+        /// The limit, by CAP.MQES (NVMe Base 2.0, 3.1.3.1).
+        most: u32,
+    },
     /// An admin command failed.
     #[error("a command with opcode {opcode:#04x} ended with status {status:#06x}")]
     Command {
