@@ -41,24 +41,33 @@ struct RegionInfo {
     offset: u64,
 }
 
-/// `struct vfio_device_feature` with a `struct vfio_device_feature_dma_buf` of one range.
+/// A part of a dma-buf: bytes of a BAR, in whole pages (`struct vfio_region_dma_range`).
 #[repr(C)]
-#[derive(Debug, Default)]
-struct DmaBufFeature {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaRange {
+    /// Its start in the BAR, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+/// `struct vfio_device_feature` with a `struct vfio_device_feature_dma_buf` of `N` ranges.
+#[repr(C)]
+#[derive(Debug)]
+struct DmaBufFeature<const N: usize> {
     argsz: u32,
     flags: u32,
     region: u32,
     open_flags: u32,
     reserved: u32,
-    ranges: u32,
-    offset: u64,
-    length: u64,
+    count: u32,
+    ranges: [DmaRange; N],
 }
 
 // SAFETY: laid out as the structures that the comments name, with their sizes in their first fields.
 unsafe impl Argument for RegionInfo {}
 // SAFETY: as above.
-unsafe impl Argument for DmaBufFeature {}
+unsafe impl<const N: usize> Argument for DmaBufFeature<N> {}
 
 /// A part of a BAR, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,15 +126,32 @@ impl VfioDevice {
     /// # Errors
     /// [`Error::Request`].
     pub fn export(&self, range: BarRange) -> Result<OwnedFd> {
+        let BarRange {
+            bar,
+            offset,
+            length,
+        } = range;
+        self.export_ranges(bar, [DmaRange { offset, length }])
+    }
+
+    /// Like [`VfioDevice::export`], for several parts of a BAR, which follow each other in the
+    /// dma-buf.
+    ///
+    /// # Errors
+    /// [`Error::Request`].
+    pub fn export_ranges<const N: usize>(
+        &self,
+        bar: u32,
+        ranges: [DmaRange; N],
+    ) -> Result<OwnedFd> {
         let mut feature = DmaBufFeature {
-            argsz: size_of_argument::<DmaBufFeature>(),
+            argsz: size_of_argument::<DmaBufFeature<N>>(),
             flags: GET_DMA_BUF,
-            region: range.bar,
+            region: bar,
             open_flags: u32::try_from(libc::O_RDWR | libc::O_CLOEXEC).unwrap_or_default(),
-            ranges: 1,
-            offset: range.offset,
-            length: range.length,
-            ..DmaBufFeature::default()
+            reserved: 0,
+            count: u32::try_from(N).unwrap_or(u32::MAX),
+            ranges,
         };
         FEATURE.descriptor(&self.file, &mut feature)
     }
@@ -198,6 +224,7 @@ mod tests {
     #[test]
     fn structures_are_as_long_as_the_kernel_s() {
         assert_eq!(size_of::<RegionInfo>(), 32);
-        assert_eq!(size_of::<DmaBufFeature>(), 8 + 16 + 16);
+        assert_eq!(size_of::<DmaBufFeature<1>>(), 8 + 16 + 16);
+        assert_eq!(size_of::<DmaBufFeature<3>>(), 8 + 16 + 3 * 16);
     }
 }

@@ -44,7 +44,7 @@ mod type1;
 
 pub use address_space::AddressSpace;
 pub use binding::Binding;
-pub use device::{BarRange, VfioDevice};
+pub use device::{BarRange, DmaRange, VfioDevice};
 pub use disk::{Direction, Disk, Identity, LIST_BYTES, QueueDoorbells};
 pub use dma_space::DmaSpace;
 pub use error::{Error, Result};
