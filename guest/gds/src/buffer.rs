@@ -43,9 +43,11 @@ pub struct Placement {
 }
 
 impl Buffer {
-    pub(crate) fn allocate(driver: &Arc<dyn Driver>, size: u64) -> Result<Self> {
+    /// Allocates with `flags` of [`uapi::Alloc`].
+    pub(crate) fn allocate(driver: &Arc<dyn Driver>, size: u64, flags: u32) -> Result<Self> {
         let mut alloc = uapi::Alloc {
             size,
+            flags,
             ..uapi::Alloc::default()
         };
         driver

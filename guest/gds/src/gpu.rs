@@ -96,7 +96,18 @@ impl Gpu {
     /// # Errors
     /// [`Error::Driver`], with ENOMEM if there is not enough; [`Error::Map`].
     pub fn allocate(&self, size: u64) -> Result<Buffer> {
-        Buffer::allocate(&self.driver, size)
+        Buffer::allocate(&self.driver, size, 0)
+    }
+
+    /// Allocates VRAM like [`Gpu::allocate`], but so that no two pages of 64 KiB that follow each
+    /// other in the buffer do so in VRAM. Operations that the device cannot split then fail, and a
+    /// dma-buf of the buffer has a range for each page.
+    ///
+    /// # Errors
+    /// [`Error::Driver`], with ENOMEM if there is not one free range of twice the size, with
+    /// EOPNOTSUPP if the aperture is a window; [`Error::Map`].
+    pub fn allocate_scattered(&self, size: u64) -> Result<Buffer> {
+        Buffer::allocate(&self.driver, size, uapi::ALLOC_SCATTERED)
     }
 
     /// Allocates `size` bytes of host memory, whole pages, that its engines can access.

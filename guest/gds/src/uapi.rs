@@ -35,6 +35,9 @@ pub struct Info {
     pub pad: u32,
 }
 
+/// `PEERBAR_GPU_ALLOC_SCATTERED`, a bit of [`Alloc::flags`].
+pub const ALLOC_SCATTERED: u32 = 1;
+
 /// `struct peerbar_gpu_alloc`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

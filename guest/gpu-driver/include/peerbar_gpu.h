@@ -24,13 +24,20 @@ struct peerbar_gpu_info {
 };
 
 /*
+ * Pages that follow each other in the buffer do not do so in VRAM, as in a memory that has been in
+ * use for long. Without it a buffer is contiguous. Needs free memory of twice the size for a
+ * moment; EOPNOTSUPP in window mode.
+ */
+#define PEERBAR_GPU_ALLOC_SCATTERED	1
+
+/*
  * Allocates VRAM, whole pages, all zeros: the GPU clears them first. Memory that it cannot clear is
  * not allocated (EIO). mmap the file at mmap_offset, MAP_SHARED. A child does not inherit the
  * mapping across fork(): it maps the file again.
  */
 struct peerbar_gpu_alloc {
 	__u64 size;		/* in: bytes; out: rounded up to pages */
-	__u32 flags;		/* 0 */
+	__u32 flags;		/* PEERBAR_GPU_ALLOC_... */
 	__u32 handle;		/* out */
 	__u64 mmap_offset;	/* out */
 };

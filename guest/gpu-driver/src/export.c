@@ -67,14 +67,25 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 				enum dma_data_direction direction)
 {
 	struct pci_dev *pdev = buffer->gpu->pdev;
-	struct phys_vec range = {
-		.paddr = pci_resource_start(pdev, PB_BAR_APERTURE) + buffer->vram.aperture,
-		.len = buffer->size,
-	};
+	struct phys_vec *ranges;
+	struct sg_table *sgt;
+	unsigned int i;
 
-	/* One range for each buffer: a translating IOMMU would see only the first of several. */
-	return dma_buf_phys_vec_to_sgt(attachment, pcim_p2pdma_provider(pdev, PB_BAR_APERTURE),
-				       &range, 1, buffer->size, direction);
+	ranges = kvmalloc_array(buffer->npieces, sizeof(*ranges), GFP_KERNEL);
+	if (!ranges)
+		return ERR_PTR(-ENOMEM);
+	for (i = 0; i < buffer->npieces; i++) {
+		const struct pb_piece *piece = &buffer->pieces[i];
+
+		ranges[i].paddr = pci_resource_start(pdev, PB_BAR_APERTURE) +
+				  pb_vram_in_aperture(buffer, piece->address);
+		ranges[i].len = piece->length;
+	}
+	/* Linux 7.3 fails with EADDRINUSE for several ranges behind a translating IOMMU. */
+	sgt = dma_buf_phys_vec_to_sgt(attachment, pcim_p2pdma_provider(pdev, PB_BAR_APERTURE),
+				      ranges, buffer->npieces, buffer->size, direction);
+	kvfree(ranges);
+	return sgt;
 }
 
 static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sgt,
@@ -88,17 +99,26 @@ static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sg
 /* Maximum bytes of an entry, whose length is an unsigned int. */
 #define PB_ENTRY_BYTES SZ_2G
 
-/* Each entry except the last is full. */
+/* Each entry is full, except the last one of a piece. */
+static unsigned int count_entries(const struct pb_buffer *buffer)
+{
+	unsigned int entries = 0, i;
+
+	for (i = 0; i < buffer->npieces; i++)
+		entries += DIV_ROUND_UP_ULL(buffer->pieces[i].length, PB_ENTRY_BYTES);
+	return entries;
+}
+
 static void list_pages(struct sg_table *sgt, const struct pb_buffer *buffer)
 {
 	struct scatterlist *sg;
-	u64 offset = 0;
+	u64 offset = 0, address;
 	unsigned int i;
 
 	for_each_sgtable_sg(sgt, sg, i) {
-		u64 length = min_t(u64, buffer->size - offset, PB_ENTRY_BYTES);
+		u64 length = min_t(u64, pb_piece_at(buffer, offset, &address), PB_ENTRY_BYTES);
 
-		sg_set_page(sg, virt_to_page(buffer->vram.pages + offset), length, 0);
+		sg_set_page(sg, virt_to_page(buffer->vram.pages + address), length, 0);
 		offset += length;
 	}
 }
@@ -115,7 +135,7 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 	sgt = kzalloc(sizeof(*sgt), GFP_KERNEL);
 	if (!sgt)
 		return ERR_PTR(-ENOMEM);
-	error = sg_alloc_table(sgt, DIV_ROUND_UP_ULL(buffer->size, PB_ENTRY_BYTES), GFP_KERNEL);
+	error = sg_alloc_table(sgt, count_entries(buffer), GFP_KERNEL);
 	if (error)
 		goto free_sgt;
 	list_pages(sgt, buffer);
@@ -213,7 +233,7 @@ static int export_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
 	struct pb_export *export = dmabuf->priv;
 	struct pb_buffer *buffer = export->buffer;
 
-	vma->vm_pgoff += buffer->vram.offset >> PAGE_SHIFT;
+	vma->vm_pgoff += buffer->vram.mmap_offset >> PAGE_SHIFT;
 	return pb_vram_mmap(buffer, vma);
 }
 

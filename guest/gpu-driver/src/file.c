@@ -72,9 +72,9 @@ static int request_alloc(struct pb_file *file, void *argument)
 	struct pb_buffer *buffer;
 	int error;
 
-	if (alloc->flags)
+	if (alloc->flags & ~PEERBAR_GPU_ALLOC_SCATTERED)
 		return -EINVAL;
-	buffer = pb_vram_create(file->gpu, alloc->size);
+	buffer = pb_vram_create(file->gpu, alloc->size, alloc->flags & PEERBAR_GPU_ALLOC_SCATTERED);
 	if (IS_ERR(buffer))
 		return PTR_ERR(buffer);
 	/* No owner may read the data of the previous owner. */
@@ -84,7 +84,7 @@ static int request_alloc(struct pb_file *file, void *argument)
 		return error;
 	}
 	alloc->size = buffer->size;
-	alloc->mmap_offset = buffer->vram.offset;
+	alloc->mmap_offset = buffer->vram.mmap_offset;
 	return pb_file_add(file, buffer, &alloc->handle);
 }
 
@@ -105,9 +105,8 @@ static int query_vram(struct pb_buffer *buffer, struct peerbar_gpu_query *query)
 
 	if (error)
 		return error;
-	query->vram_offset = buffer->vram.offset + query->offset;
-	query->bus_address = pb_vram_bus_address(buffer) + query->offset;
-	query->length = buffer->size - query->offset;
+	query->length = pb_piece_at(buffer, query->offset, &query->vram_offset);
+	query->bus_address = pb_vram_bus_address(buffer, query->offset);
 	return 0;
 }
 
@@ -321,7 +320,7 @@ static struct pb_buffer *buffer_at(struct pb_file *file, u64 offset, u64 length)
 
 	xa_lock(&file->buffers);
 	xa_for_each(&file->buffers, handle, buffer) {
-		u64 in_buffer = offset - buffer->vram.offset;
+		u64 in_buffer = offset - buffer->vram.mmap_offset;
 
 		if (buffer->space == PEERBAR_GPU_SPACE_VRAM && in_buffer < buffer->size &&
 		    length <= buffer->size - in_buffer) {

@@ -77,10 +77,10 @@ struct pb_buffer_ops {
 
 /* Memory in the aperture of the GPU. */
 struct pb_vram {
-	u64 offset;		/* in VRAM */
-	u64 aperture;		/* in BAR 2, PB_NOT_SHOWN if it has no range in the window */
+	u64 mmap_offset;	/* in the GPU's file */
+	u64 window;		/* in BAR 2, PB_NOT_SHOWN if it has no range in the window */
 	bool hidden;		/* its range in the window is cleared, for good */
-	void *pages;		/* the kernel's address of its pages, NULL in window mode */
+	void *pages;		/* the kernel's address of all VRAM, NULL in window mode */
 	struct mutex exports_lock;
 	struct list_head exports;
 	atomic_t mapped;	/* mappings of importers */
@@ -182,6 +182,7 @@ struct pb_gpu {
 	wait_queue_head_t going;	/* gone has become true */
 	struct delayed_work watch;
 	struct mutex window_lock;	/* the two registers of the window */
+	atomic64_t next_mmap_offset;	/* of scattered buffers; they are never reused */
 	struct gen_pool *vram_pool;	/* window mode only */
 	struct gen_pool *window_pool;	/* window mode only */
 	struct mutex channels_lock;	/* guards their owners */
@@ -251,9 +252,10 @@ void pb_pieces_clear(struct pb_buffer *buffer);
 u64 pb_piece_at(const struct pb_buffer *buffer, u64 offset, u64 *address);
 
 /* vram.c */
-struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size);
+struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size, bool scattered);
 int pb_vram_show(struct pb_buffer *buffer);
-u64 pb_vram_bus_address(const struct pb_buffer *buffer);
+u64 pb_vram_in_aperture(const struct pb_buffer *buffer, u64 address);
+u64 pb_vram_bus_address(const struct pb_buffer *buffer, u64 offset);
 int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma);
 
 /* clear.c */

@@ -135,6 +135,7 @@ static int identify(struct pb_gpu *gpu)
 	if (error)
 		return dev_err_probe(dev, error, "does not become ready\n");
 	gpu->vram_size = readq(gpu->regs + PB_REG_VRAM_SIZE);
+	atomic64_set(&gpu->next_mmap_offset, gpu->vram_size);
 	gpu->aperture_size = readq(gpu->regs + PB_REG_APERTURE_SIZE);
 	gpu->window = readl(gpu->regs + PB_REG_FEATURES) & PB_FEATURE_WINDOW;
 	if (gpu->aperture_size != pci_resource_len(gpu->pdev, PB_BAR_APERTURE) ||

@@ -50,7 +50,7 @@ static struct pb_pin *make(struct pb_buffer *buffer, u64 offset, u64 length)
 	pin->buffer = buffer;
 	pin->offset = offset;
 	for (i = 0; i < entries; i++)
-		pin->bus_addresses[i] = pb_vram_bus_address(buffer) + offset + i * PB_GPU_PAGE;
+		pin->bus_addresses[i] = pb_vram_bus_address(buffer, offset + i * PB_GPU_PAGE);
 	pin->table = (struct peerbar_gpu_page_table){
 		.version = PEERBAR_GPU_PIN_VERSION,
 		.page_size = PEERBAR_GPU_PAGE_SIZE,

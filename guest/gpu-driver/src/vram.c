@@ -76,6 +76,14 @@ static void *alloc_pages_aligned(struct pb_gpu *gpu, u64 size)
 
 /* ---- mappings ---- */
 
+static struct page *page_at(const struct pb_buffer *buffer, u64 offset)
+{
+	u64 address;
+
+	pb_piece_at(buffer, offset, &address);
+	return virt_to_page(buffer->vram.pages + address);
+}
+
 static vm_fault_t insert_pages(struct pb_buffer *buffer, struct vm_fault *vmf, u64 offset)
 {
 	struct vm_area_struct *vma = vmf->vma;
@@ -85,8 +93,8 @@ static vm_fault_t insert_pages(struct pb_buffer *buffer, struct vm_fault *vmf, u
 	unsigned long at;
 
 	for (at = from; at < to; at += PAGE_SIZE) {
-		void *page = buffer->vram.pages + offset + at - address;
-		int error = vm_insert_page(vma, at, virt_to_page(page));
+		struct page *page = page_at(buffer, offset + at - address);
+		int error = vm_insert_page(vma, at, page);
 
 		/* Busy: another thread was faster. */
 		if (error && error != -EBUSY)
@@ -98,7 +106,7 @@ static vm_fault_t insert_pages(struct pb_buffer *buffer, struct vm_fault *vmf, u
 static vm_fault_t vram_fault(struct vm_fault *vmf)
 {
 	struct pb_buffer *buffer = vmf->vma->vm_private_data;
-	u64 offset = ((u64)vmf->pgoff << PAGE_SHIFT) - buffer->vram.offset;
+	u64 offset = ((u64)vmf->pgoff << PAGE_SHIFT) - buffer->vram.mmap_offset;
 	vm_fault_t result;
 
 	mutex_lock(&buffer->lock);
@@ -109,7 +117,7 @@ static vm_fault_t vram_fault(struct vm_fault *vmf)
 	else
 		result = vmf_insert_pfn(vmf->vma, vmf->address,
 					(pci_resource_start(buffer->gpu->pdev, PB_BAR_APERTURE) +
-					 buffer->vram.aperture + offset) >> PAGE_SHIFT);
+					 buffer->vram.window + offset) >> PAGE_SHIFT);
 	mutex_unlock(&buffer->lock);
 	return result;
 }
@@ -165,15 +173,31 @@ int pb_vram_show(struct pb_buffer *buffer)
 	mutex_lock(&buffer->lock);
 	if (buffer->revoked)
 		error = -ENODEV;
-	else if (vram->aperture == PB_NOT_SHOWN)
-		error = pb_window_map(buffer->gpu, vram->offset, buffer->size, &vram->aperture);
+	else if (vram->window == PB_NOT_SHOWN)
+		error = pb_window_map(buffer->gpu, buffer->pieces[0].address, buffer->size,
+				      &vram->window);
 	mutex_unlock(&buffer->lock);
 	return error;
 }
 
-u64 pb_vram_bus_address(const struct pb_buffer *buffer)
+/*
+ * Returns the offset in the aperture of memory at this address in VRAM. In static mode it is the
+ * same; a window shows the buffer's only piece.
+ */
+u64 pb_vram_in_aperture(const struct pb_buffer *buffer, u64 address)
 {
-	return pci_bus_address(buffer->gpu->pdev, PB_BAR_APERTURE) + buffer->vram.aperture;
+	const struct pb_vram *vram = &buffer->vram;
+
+	return vram->pages ? address : vram->window + (address - buffer->pieces[0].address);
+}
+
+u64 pb_vram_bus_address(const struct pb_buffer *buffer, u64 offset)
+{
+	u64 address;
+
+	pb_piece_at(buffer, offset, &address);
+	return pci_bus_address(buffer->gpu->pdev, PB_BAR_APERTURE) +
+	       pb_vram_in_aperture(buffer, address);
 }
 
 /*
@@ -185,11 +209,11 @@ static void hide(struct pb_buffer *buffer)
 {
 	struct pb_vram *vram = &buffer->vram;
 
-	if (vram->pages || vram->aperture == PB_NOT_SHOWN || vram->hidden)
+	if (vram->pages || vram->window == PB_NOT_SHOWN || vram->hidden)
 		return;
 	/* First, so that no concurrent reset restores the entries. */
 	WRITE_ONCE(vram->hidden, true);
-	pb_window_clear(buffer->gpu, vram->aperture, buffer->size);
+	pb_window_clear(buffer->gpu, vram->window, buffer->size);
 }
 
 /* Returns true if peers may still access memory that was revoked. */
@@ -203,13 +227,23 @@ static bool in_use(const struct pb_buffer *buffer)
 
 static void vram_revoke(struct pb_buffer *buffer)
 {
-	unmap_mapping_range(buffer->gpu->inode->i_mapping, buffer->vram.offset, buffer->size, 1);
+	unmap_mapping_range(buffer->gpu->inode->i_mapping, buffer->vram.mmap_offset, buffer->size,
+			    1);
 	pb_exports_revoke(buffer);
 	pb_pins_revoke(buffer);
 	mutex_lock(&buffer->lock);
 	if (!in_use(buffer))
 		hide(buffer);
 	mutex_unlock(&buffer->lock);
+}
+
+static void put_pieces(struct pb_buffer *buffer)
+{
+	unsigned int i;
+
+	for (i = 0; i < buffer->npieces; i++)
+		put_pages_from(buffer->vram.pages + buffer->pieces[i].address,
+			       buffer->pieces[i].length);
 }
 
 static void vram_drop(struct pb_buffer *buffer)
@@ -225,13 +259,13 @@ static void vram_drop(struct pb_buffer *buffer)
 		wait_event_idle(buffer->idle, !in_use(buffer));
 	}
 	if (buffer->vram.pages) {
-		put_pages_from(buffer->vram.pages, buffer->size);
+		put_pieces(buffer);
 		return;
 	}
 	hide(buffer);
-	if (buffer->vram.aperture != PB_NOT_SHOWN)
-		pb_window_free(buffer->gpu, buffer->vram.aperture, buffer->size);
-	pb_window_free_vram(buffer->gpu, buffer->vram.offset, buffer->size);
+	if (buffer->vram.window != PB_NOT_SHOWN)
+		pb_window_free(buffer->gpu, buffer->vram.window, buffer->size);
+	pb_window_free_vram(buffer->gpu, buffer->pieces[0].address, buffer->size);
 }
 
 static const struct pb_buffer_ops vram_ops = {
@@ -239,17 +273,58 @@ static const struct pb_buffer_ops vram_ops = {
 	.drop = vram_drop,
 };
 
-static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
+/* Allocates as one piece. */
+static int alloc_whole(struct pb_gpu *gpu, struct pb_buffer *buffer, u64 size)
 {
+	struct pb_vram *vram = &buffer->vram;
+	u64 address;
+	void *start;
+	int error;
+
 	if (gpu->window) {
-		vram->aperture = PB_NOT_SHOWN;
-		return pb_window_alloc_vram(gpu, size, &vram->offset);
+		vram->window = PB_NOT_SHOWN;
+		error = pb_window_alloc_vram(gpu, size, &address);
+		if (error)
+			return error;
+	} else {
+		start = alloc_pages_aligned(gpu, size);
+		if (!start)
+			return -ENOMEM;
+		address = vram_offset_of(gpu, start);
+		vram->pages = start - address;
 	}
-	vram->pages = alloc_pages_aligned(gpu, size);
-	if (!vram->pages)
+	vram->mmap_offset = address;
+	buffer->pieces[0] = (struct pb_piece){ 0, address, size };
+	buffer->npieces = 1;
+	return 0;
+}
+
+/*
+ * Allocates with a piece for each page of the GPU, in descending order and with a free page after
+ * each. Its mappings have offsets in the file behind those of VRAM.
+ */
+static int alloc_scattered(struct pb_gpu *gpu, struct pb_buffer *buffer, u64 size)
+{
+	struct pb_vram *vram = &buffer->vram;
+	u64 offset, address;
+	void *start;
+
+	if (gpu->window)
+		return -EOPNOTSUPP;
+	start = alloc_pages_aligned(gpu, 2 * size);
+	if (!start)
 		return -ENOMEM;
-	vram->offset = vram_offset_of(gpu, vram->pages);
-	vram->aperture = vram->offset;
+	address = vram_offset_of(gpu, start);
+	vram->pages = start - address;
+	address += 2 * size;
+	for (offset = 0; offset < size; offset += PB_GPU_PAGE) {
+		address -= PB_GPU_PAGE;
+		put_pages_from(vram->pages + address, PB_GPU_PAGE);
+		address -= PB_GPU_PAGE;
+		buffer->pieces[buffer->npieces++] =
+			(struct pb_piece){ offset, address, PB_GPU_PAGE };
+	}
+	vram->mmap_offset = atomic64_fetch_add(size, &gpu->next_mmap_offset);
 	return 0;
 }
 
@@ -257,7 +332,7 @@ static int alloc_vram(struct pb_gpu *gpu, struct pb_vram *vram, u64 size)
  * Allocates a buffer of this many bytes, rounded up to whole pages of the GPU. It still contains
  * the data of its last owner.
  */
-struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
+struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size, bool scattered)
 {
 	struct pb_buffer *buffer;
 	int error = -ENOMEM;
@@ -270,16 +345,16 @@ struct pb_buffer *pb_vram_create(struct pb_gpu *gpu, u64 size)
 	buffer = kzalloc(sizeof(*buffer), GFP_KERNEL_ACCOUNT);
 	if (!buffer)
 		return ERR_PTR(-ENOMEM);
-	buffer->pieces = kvmalloc(sizeof(*buffer->pieces), GFP_KERNEL_ACCOUNT);
+	buffer->pieces = kvmalloc_array(scattered ? size / PB_GPU_PAGE : 1, sizeof(*buffer->pieces),
+					GFP_KERNEL_ACCOUNT);
 	if (buffer->pieces)
-		error = alloc_vram(gpu, &buffer->vram, size);
+		error = scattered ? alloc_scattered(gpu, buffer, size) :
+				    alloc_whole(gpu, buffer, size);
 	if (error) {
 		kvfree(buffer->pieces);
 		kfree(buffer);
 		return ERR_PTR(error);
 	}
-	buffer->pieces[0] = (struct pb_piece){ 0, buffer->vram.offset, size };
-	buffer->npieces = 1;
 	mutex_init(&buffer->vram.exports_lock);
 	INIT_LIST_HEAD(&buffer->vram.exports);
 	INIT_LIST_HEAD(&buffer->vram.pins);

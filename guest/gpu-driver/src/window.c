@@ -115,8 +115,8 @@ void pb_window_restore(struct pb_gpu *gpu)
 	mutex_lock(&gpu->window_lock);
 	list_for_each_entry(buffer, &gpu->buffers, node) {
 		if (buffer->space == PEERBAR_GPU_SPACE_VRAM && !test_bit(0, &buffer->dropped) &&
-		    buffer->vram.aperture != PB_NOT_SHOWN && !READ_ONCE(buffer->vram.hidden))
-			write_entries(gpu, buffer->vram.aperture, buffer->vram.offset,
+		    buffer->vram.window != PB_NOT_SHOWN && !READ_ONCE(buffer->vram.hidden))
+			write_entries(gpu, buffer->vram.window, buffer->pieces[0].address,
 				      buffer->size);
 	}
 	mutex_unlock(&gpu->window_lock);
