@@ -7,6 +7,7 @@ mod commands;
 mod debug_packages;
 mod devices;
 mod disks;
+mod dma_buf_ranges;
 mod explain;
 mod failures;
 mod fetch;

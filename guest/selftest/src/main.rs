@@ -13,6 +13,7 @@ mod channel;
 mod compute;
 mod copy;
 mod dma_buf;
+mod dma_buf_ranges;
 mod drm_card;
 mod expect;
 mod export;
@@ -33,6 +34,7 @@ mod queue_requests;
 mod random_requests;
 mod requests;
 mod reset;
+mod scattered;
 mod test;
 mod time_out;
 mod udmabuf;
@@ -52,7 +54,7 @@ use self::test::{Test, TestFunction, say};
 const PAGE: u64 = 4096;
 
 /// All tests. Each fails with what it expected and saw.
-const TESTS: [(&str, TestFunction); 25] = [
+const TESTS: [(&str, TestFunction); 27] = [
     ("atomics", atomics::run),
     ("batch", batch::run),
     ("beside-nvme", beside_nvme::run),
@@ -62,6 +64,7 @@ const TESTS: [(&str, TestFunction); 25] = [
     ("compute", compute::run),
     ("copy", copy::run),
     ("dma-buf", dma_buf::run),
+    ("dma-buf-ranges", dma_buf_ranges::run),
     ("export", export::run),
     ("faults", faults::run),
     ("fences", fences::run),
@@ -74,6 +77,7 @@ const TESTS: [(&str, TestFunction); 25] = [
     ("queue-requests", queue_requests::run),
     ("requests", requests::run),
     ("reset", reset::run),
+    ("scattered", scattered::run),
     ("time-out", time_out::run),
     ("unaligned", unaligned::run),
     ("unload", unload::run),
