@@ -24,7 +24,7 @@ pub use interrupts::Vectors;
 pub use options::DeviceOptions;
 pub use peerbar_host::Size;
 pub use peerbar_sandbox::{Connections, FileAccess};
-pub use peerbar_switch::AttachError;
+pub use peerbar_switch::{Acknowledgement, AttachError};
 pub use running::{FaultObserver, Running, Served, StartError};
 pub use shared_registers::{EngineRequests, LONGEST_STEP, SharedRegisters, Task};
 pub use switch_port::{ObservedWindow, WindowObserver};

@@ -13,8 +13,8 @@ use peerbar_dma::{
 };
 use peerbar_pci::{BusAddress, Function, Range};
 use peerbar_switch::{
-    AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode, LinkTiming,
-    PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
+    Acknowledgement, AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode,
+    LinkTiming, PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
 };
 
 use crate::decoder::{Decoder, OpenWindow};
@@ -37,10 +37,11 @@ pub struct ObservedWindow {
 }
 
 /// Learns of the peers' windows that the function's requests reach, after the function's requester
-/// has. The link's own thread calls the methods, and peers wait until they return.
+/// has. The link's own thread calls the methods, so they must not wait.
 pub trait WindowObserver: Send + Sync {
-    /// These are all windows of the peer now. The memory of others must not be used any more.
-    fn windows(&self, peer: PeerId, windows: Vec<ObservedWindow>);
+    /// These are all windows of the peer now. The memory of others must not be used any more once
+    /// the acknowledgement is dropped. Until then, the function learns of no further change.
+    fn windows(&self, peer: PeerId, windows: Vec<ObservedWindow>, acknowledgement: Acknowledgement);
     /// No peer has a window any more.
     fn lost(&self);
 }
@@ -172,7 +173,14 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         self.requester.know_changes(count);
     }
 
-    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64) {
+    fn peer(
+        &self,
+        peer: PortId,
+        windows: Vec<BarWindow>,
+        leases: &Descriptor,
+        known: u64,
+        acknowledgement: Acknowledgement,
+    ) {
         let observed = self
             .observer
             .as_ref()
@@ -200,7 +208,7 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         self.requester.know_changes(known);
         drop(drain);
         if let (Some(observer), Some(windows)) = (&self.observer, observed) {
-            observer.windows(peer, windows);
+            observer.windows(peer, windows, acknowledgement);
         }
     }
 

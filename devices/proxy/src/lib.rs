@@ -19,6 +19,7 @@ mod function;
 mod mappings;
 mod proxy;
 mod router;
+mod unconfirmed;
 mod upstream;
 mod windows;
 

@@ -19,6 +19,7 @@ use crate::config::{Config, ProxyError};
 use crate::function::{ForeignFunction, bar_memory};
 use crate::mappings::Mappings;
 use crate::router::Router;
+use crate::unconfirmed::Unconfirmed;
 use crate::upstream::PatientUpstream;
 use crate::windows::Windows;
 
@@ -45,7 +46,8 @@ impl Proxy {
     /// [`StartError::Interrupts`], or a [`ProxyError`].
     pub fn start(config: &Config) -> Result<Self, StartError<ProxyError>> {
         let requester = Arc::new(Requester::new());
-        let router = Arc::new(Router::new(requester.clone()));
+        let unconfirmed = Arc::<Unconfirmed>::default();
+        let router = Arc::new(Router::new(requester.clone(), unconfirmed.clone()));
         let remote = RemoteDevice::connect(&config.server, router.clone(), TIME_OUT);
         let remote = Arc::new(remote.map_err(ProxyError::Connect)?);
         let space = mirror(&remote).map_err(|source| ProxyError::ConfigSpace {
@@ -60,7 +62,8 @@ impl Proxy {
         let vectors = Arc::new(Vectors::new(0).map_err(StartError::Interrupts)?);
         let mappings = Mappings::new(remote.clone(), config);
         let mappings = Arc::new(Mutex::new(mappings));
-        let windows = Windows::start(mappings.clone()).map_err(StartError::Thread)?;
+        let windows = Windows::start(mappings.clone(), unconfirmed);
+        let windows = windows.map_err(StartError::Thread)?;
         let mut endpoint = Endpoint::new(function, space, memory, requester, vectors);
         endpoint.observe_windows(Arc::new(windows));
         Ok(Self {

@@ -110,7 +110,7 @@ pub use limits::{
     CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
     MAX_WINDOWS, PROTOCOL,
 };
-pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
+pub use link::{Acknowledgement, Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
 pub use message::{LinkTiming, Message, PortId, Refusal, RequestError, RequestResult};
 pub use packet::WireError;

@@ -39,10 +39,17 @@ pub trait PeerHandler: Send + Sync {
     /// All changes up to this count have been passed to [`PeerHandler::peer`].
     fn known(&self, count: u64);
     /// From now on `windows` are all windows of `peer`, with the leases of those that are lent.
-    /// With them, all changes up to the count `known` are known. Once this returns, no request to
-    /// the previous windows is in progress, unless it takes more than
+    /// With them, all changes up to the count `known` are known. Once the acknowledgement is
+    /// dropped, no request to the previous windows is in progress, unless it takes more than
     /// [`CLOSING_TIME_OUT`](crate::CLOSING_TIME_OUT).
-    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64);
+    fn peer(
+        &self,
+        peer: PortId,
+        windows: Vec<BarWindow>,
+        leases: &Descriptor,
+        known: u64,
+        acknowledgement: Acknowledgement,
+    );
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
     /// The link to the switch is lost or ended, and with it every peer. Their windows belong to
@@ -53,6 +60,22 @@ pub trait PeerHandler: Send + Sync {
     fn read(&self, peer: PortId, address: BusAddress, data: &mut [u8]) -> Result<(), Unsupported>;
     /// `peer` writes at `address`.
     fn write(&self, peer: PortId, address: BusAddress, data: &[u8]) -> Result<(), Unsupported>;
+}
+
+/// Acknowledges a change of a peer's windows when it is dropped. Until then, the switch sends this
+/// endpoint no further change.
+#[derive(Debug)]
+pub struct Acknowledgement {
+    outbox: Outbox,
+    ticket: u64,
+}
+
+impl Drop for Acknowledgement {
+    fn drop(&mut self) {
+        let ticket = self.ticket;
+        // A failure ends the link, and its thread notices that.
+        self.outbox.send(&Message::Ack { ticket });
+    }
 }
 
 /// The endpoint does not answer at that address (PCIe Base 6.0, 2.3.1, Unsupported Request).
@@ -78,7 +101,7 @@ pub struct PeerRequests {
 }
 
 struct Shared {
-    socket: Mutex<Arc<OwnedFd>>,
+    outbox: Mutex<Outbox>,
     state: Mutex<State>,
     /// `announced`, `lost` or `leaving` has changed.
     changed: Condvar,
@@ -118,7 +141,7 @@ impl Link {
         handler: Arc<dyn PeerHandler>,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            socket: Mutex::new(Arc::new(socket)),
+            outbox: Mutex::new(Outbox(Arc::new(socket))),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -277,11 +300,11 @@ impl Shared {
 
     /// Handles the switch's messages until it is gone.
     fn listen(&self, handler: &dyn PeerHandler) {
-        let (socket, mut space) = (self.socket(), Message::space());
+        let (outbox, mut space) = (self.outbox(), Message::space());
         let end = loop {
-            match Message::receive_until(&socket, &mut space, None) {
+            match Message::receive_until(&outbox.0, &mut space, None) {
                 Ok(message) => {
-                    if !self.take(message, handler) {
+                    if !self.take(message, &outbox, handler) {
                         break "it breaks the protocol, or takes no answer".to_owned();
                     }
                 }
@@ -323,7 +346,7 @@ impl Shared {
             };
             // Set before the lock is released: a thread that sets `leaving` next shuts this socket
             // down.
-            *self.socket.lock() = socket.clone();
+            *self.outbox.lock() = Outbox(socket.clone());
             drop(state);
             let attached = address.attach(&socket).and_then(|(_, changes)| {
                 let attached = handler.attached(&changes);
@@ -359,12 +382,12 @@ impl Shared {
         self.send(&Message::Link { peer, timing });
     }
 
-    fn socket(&self) -> Arc<OwnedFd> {
-        self.socket.lock().clone()
+    fn outbox(&self) -> Outbox {
+        self.outbox.lock().clone()
     }
 
     /// Handles a message. Returns `false` if the link cannot continue.
-    fn take(&self, message: Message, handler: &dyn PeerHandler) -> bool {
+    fn take(&self, message: Message, outbox: &Outbox, handler: &dyn PeerHandler) -> bool {
         match message {
             Message::Peer {
                 ticket,
@@ -373,8 +396,10 @@ impl Shared {
                 leases,
                 known,
             } => {
-                handler.peer(peer, windows, &leases, known);
-                self.send(&Message::Ack { ticket })
+                let outbox = outbox.clone();
+                let acknowledgement = Acknowledgement { outbox, ticket };
+                handler.peer(peer, windows, &leases, known, acknowledgement);
+                true
             }
             Message::Link { peer, timing } => {
                 handler.link(peer, timing);
@@ -446,25 +471,34 @@ impl Shared {
         }
     }
 
+    fn send(&self, message: &Message) -> bool {
+        self.outbox().send(message)
+    }
+
+    fn hang_up(&self) {
+        self.outbox().hang_up();
+    }
+}
+
+/// The sending side of one connection to the switch.
+#[derive(Clone, Debug)]
+struct Outbox(Arc<OwnedFd>);
+
+impl Outbox {
     /// Sends a message. Returns `false` if that fails, which ends the link.
     fn send(&self, message: &Message) -> bool {
-        match packets::send_until(
-            self.socket(),
-            &message.encode(),
-            Instant::now() + SWITCH_TIME_OUT,
-        ) {
-            Ok(()) => true,
-            Err(error) => {
-                log::debug!("cannot send to the switch: {error}");
-                self.hang_up();
-                false
-            }
-        }
+        let deadline = Instant::now() + SWITCH_TIME_OUT;
+        let sent = packets::send_until(&self.0, &message.encode(), deadline);
+        let sent = sent.inspect_err(|error| {
+            log::debug!("cannot send to the switch: {error}");
+            self.hang_up();
+        });
+        sent.is_ok()
     }
 
     /// Ends the link on both sides; its thread notices.
     fn hang_up(&self) {
-        match shutdown(self.socket(), Shutdown::Both) {
+        match shutdown(&self.0, Shutdown::Both) {
             Ok(()) | Err(Errno::NOTCONN) => {}
             Err(error) => log::debug!("the link cannot be closed: {error}"),
         }

@@ -8,6 +8,7 @@ use peerbar_pci::{Iova, Range};
 use crate::buffer::Buffer;
 use crate::client::PROBE;
 use crate::error::DmaError;
+use crate::peer_changes::PeerChanges;
 use crate::route::Target;
 use crate::tag::Tag;
 
@@ -74,14 +75,20 @@ impl Requester {
         self.learn_changes_in(LEARNING_STEPS)
     }
 
-    /// Returns the same, in this number of steps.
+    /// Returns `true` if a request that begins now has to wait for changes of the peers' windows.
+    pub fn misses_changes(&self) -> bool {
+        self.missed_changes().is_some()
+    }
+
+    fn missed_changes(&self) -> Option<(Arc<PeerChanges>, u64)> {
+        let routes = self.route_table();
+        let changes = routes.compared_changes().filter(|_| routes.may_request())?;
+        Some((Arc::clone(changes), changes.missed()?))
+    }
+
+    /// Returns the same as [`Requester::learn_changes`], in this number of steps.
     pub(super) fn learn_changes_in(&self, steps: u32) -> bool {
-        let missed = || {
-            let routes = self.route_table();
-            let changes = routes.compared_changes().filter(|_| routes.may_request())?;
-            Some((Arc::clone(changes), changes.missed()?))
-        };
-        let Some((changes, count)) = missed() else {
+        let Some((changes, count)) = self.missed_changes() else {
             return true;
         };
         // In steps, so that a process that was stopped in between still has the time that it needs.

@@ -5,15 +5,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_flight::FlightFile;
 use peerbar_nvme_driver::DmaMemory;
 use peerbar_pci::{Bar, ConfigSpace, Iova};
-use peerbar_rig::wire::command;
+use peerbar_rig::wire::{self, command};
 use peerbar_rig::{Client, Daemon, GuestRam, Link, Notes, RawServer, Ready, ServerThread, pattern};
-use peerbar_switch::{Config, LinkMode};
+use peerbar_switch::{CLOSING_TIME_OUT, Config, ENDPOINT_TIME_OUT, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use crate::copier::{CopierServer, ENDED, LENGTH, MEMORY_BAR, SOURCE, TO, copy};
@@ -313,7 +314,9 @@ fn server_that_keeps_a_window_costs_its_own_device_only() {
     let mut card = Card::new(&switch.socket());
     assert_eq!([(); 2].map(|()| mappings.recv().unwrap()), [1, 0]);
     // It returns although the server does not answer, and so does the next one.
+    let begun = Instant::now();
     card.set_command(0);
+    assert!(begun.elapsed() >= CLOSING_TIME_OUT, "it is acknowledged");
     card.set_command(0b110);
     let exit = daemon.end();
     assert_eq!(exit.code, Some(69));
@@ -325,6 +328,48 @@ fn server_that_keeps_a_window_costs_its_own_device_only() {
     server.join().unwrap();
     let done = card.requester.write(Purpose::Payload, Iova(RAM), &[1]);
     assert!(done.is_err(), "the card has no memory there, and answers");
+}
+
+#[test]
+fn servers_request_before_it_takes_a_window_back_is_executed() {
+    let switch = switch(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server");
+    let listener = UnixListener::bind(&path).unwrap();
+    let ((mapped, mappings), (ask, asked)) = (channel(), channel());
+    let (answered, answer) = channel();
+    let server = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        RawServer::new(stream).serve(|server, message| {
+            match message.command {
+                command::DMA_MAP => mapped.send(message.descriptors.len()).unwrap(),
+                command::DMA_UNMAP if asked.recv().is_ok() => {
+                    let written = wire::quads(&[RAM, 8, 7]);
+                    server.send(&wire::message(1, command::DMA_WRITE, 0, &written), &[]);
+                    answered.send(server.receive().flags).unwrap();
+                }
+                _ => {}
+            }
+            false
+        });
+    });
+    let daemon = below(&switch.socket(), &path, &[]);
+    let ram = GuestRam::new(RAM, 0x1000);
+    let client = Client::attach(daemon.socket(), &ram).unwrap();
+    client.set_command(0b110);
+    let mut card = Card::new(&switch.socket());
+    assert_eq!([(); 3].map(|()| mappings.recv().unwrap()), [1, 1, 0]);
+    card.set_command(0);
+    // The server's request has to wait for this change, which comes after the unconfirmed one.
+    card.set_command(0b110);
+    let begun = Instant::now();
+    ask.send(()).unwrap();
+    assert_eq!(answer.recv().unwrap(), wire::REPLY);
+    assert!(begun.elapsed() < ENDPOINT_TIME_OUT, "the switch was left");
+    assert_eq!(ram.bytes_at(RAM, 8).unwrap(), [7, 0, 0, 0, 0, 0, 0, 0]);
+    drop(ask);
+    drop((client, daemon));
+    server.join().unwrap();
 }
 
 #[test]

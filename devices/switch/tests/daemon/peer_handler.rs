@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use peerbar_pci::BusAddress;
 use peerbar_switch::{
-    Attachment, BarWindow, CLOSING_TIME_OUT, Descriptor, ENDPOINT_TIME_OUT, LinkLost, LinkTiming,
-    Message, PeerHandler, PortId, Unsupported,
+    Acknowledgement, Attachment, BarWindow, CLOSING_TIME_OUT, Descriptor, ENDPOINT_TIME_OUT,
+    LinkLost, LinkTiming, Message, PeerHandler, PortId, Unsupported,
 };
 use rustix::process::Signal;
 
@@ -19,15 +19,22 @@ use crate::raw::{Endpoint, announce, registers, start, wait_for_all_sent};
 /// Calls a function for each change of a peer, and refuses all requests.
 struct OnChange<F>(F);
 
-impl<F: Fn(PortId) + Send + Sync> PeerHandler for OnChange<F> {
+impl<F: Fn(PortId, Acknowledgement) + Send + Sync> PeerHandler for OnChange<F> {
     fn attached(&self, _: &Descriptor) -> io::Result<()> {
         Ok(())
     }
 
     fn known(&self, _: u64) {}
 
-    fn peer(&self, peer: PortId, _: Vec<BarWindow>, _: &Descriptor, _: u64) {
-        (self.0)(peer);
+    fn peer(
+        &self,
+        peer: PortId,
+        _: Vec<BarWindow>,
+        _: &Descriptor,
+        _: u64,
+        acknowledgement: Acknowledgement,
+    ) {
+        (self.0)(peer, acknowledgement);
     }
 
     fn link(&self, _: PortId, _: LinkTiming) {}
@@ -50,7 +57,7 @@ fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
     let ((changes, changed), (release, released)) = (channel(), channel());
     let released = Mutex::new(released);
     // Reports each change and blocks until the test releases it.
-    let handler = OnChange(move |peer| {
+    let handler = OnChange(move |peer, _acknowledgement| {
         changes.send(peer).unwrap();
         // Fails if the test has failed.
         let _: Result<(), _> = released.lock().unwrap().recv();
@@ -73,10 +80,34 @@ fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
 }
 
 #[test]
+fn a_change_may_be_acknowledged_later_from_another_thread() {
+    let daemon = start(&[]);
+    let (a, port) = Endpoint::attach(daemon.socket(), "a");
+    let (changes, changed) = channel();
+    let handler = OnChange(move |peer, acknowledgement| {
+        changes.send((peer, acknowledgement)).unwrap();
+    });
+    let attachment = Attachment::new(daemon.socket(), "patient").unwrap();
+    let _link = attachment.start(Arc::new(handler)).unwrap();
+    a.send(&announce(1, vec![registers(0x1000)]));
+    let (peer, opened) = changed.recv().unwrap();
+    assert_eq!(peer, port);
+    assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
+    drop(opened);
+    let begun = Instant::now();
+    a.send(&announce(2, Vec::new()));
+    let (_, closed) = changed.recv().unwrap();
+    wait_for_all_sent(&daemon);
+    assert!(a.has_heard_nothing() || begun.elapsed() >= CLOSING_TIME_OUT);
+    drop(closed);
+    assert!(matches!(a.receive(), Message::Announced { sequence: 2 }));
+}
+
+#[test]
 fn a_stopped_switch_is_given_up_in_time_and_found_again() {
     let daemon = start(&[]);
     let attachment = Attachment::new(daemon.socket(), "endpoint").unwrap();
-    let link = attachment.start(Arc::new(OnChange(|_| ()))).unwrap();
+    let link = attachment.start(Arc::new(OnChange(|_, _| ()))).unwrap();
     let none = Descriptor::default();
     assert_eq!(link.announce(vec![registers(0x1000)], &none), Ok(()));
     let (peer, _) = Endpoint::attach(daemon.socket(), "peer");
