@@ -39,6 +39,11 @@ impl<F: Function> Decoder<F> {
         }
     }
 
+    /// Returns `true` if [`Decoder::access`] may wait for another process.
+    pub(crate) fn makes_peers_wait(&self) -> bool {
+        self.function.makes_peers_wait()
+    }
+
     /// Opens these windows and closes all others. Once this returns, no request uses the previous
     /// ones.
     pub(crate) fn set(&self, windows: Vec<OpenWindow>) {

@@ -244,6 +244,10 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
     fn write(&self, peer: PortId, address: BusAddress, data: &[u8]) -> Result<(), Unsupported> {
         self.decoder.access(peer, address, Buffer::Write(data))
     }
+
+    fn makes_peers_wait(&self) -> bool {
+        self.decoder.makes_peers_wait()
+    }
 }
 
 /// Access to a peer's registers.

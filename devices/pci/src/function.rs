@@ -18,8 +18,8 @@ pub trait Function: Send + Sync {
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
 
     /// Like [`Function::bar_read`], for a peer below the same switch. While this runs, the function
-    /// accepts no change of its peers' windows, and the switch gives up on the function after 2 s:
-    /// the method may only wait for a copy in progress.
+    /// accepts no change of its peers' windows, and the switch gives up on the function after 4 s:
+    /// the method may only wait for a copy in progress, unless [`Function::makes_peers_wait`].
     fn peer_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), UnsupportedRequest> {
         self.bar_read(bar, offset, data);
         Ok(())
@@ -30,6 +30,12 @@ pub trait Function: Send + Sync {
     fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         self.bar_write(bar, offset, data);
         Ok(())
+    }
+
+    /// Returns `true` if `peer_read` and `peer_write` may wait for another process. They are then
+    /// called from a thread of their own.
+    fn makes_peers_wait(&self) -> bool {
+        false
     }
 
     /// A conventional or function-level reset. No earlier DMA or interrupt may become visible once

@@ -9,7 +9,8 @@ use peerbar_endpoint::{BarMemory, PeerPages};
 use peerbar_pci::{Bar, Function, UnsupportedRequest};
 use peerbar_vfio_user::remote::{RemoteDevice, RemoteMapping};
 
-/// The longest wait for the answer to a peer's access. The switch gives up on an endpoint after 2 s.
+/// The longest wait for the answer to a peer's access. The guest's writes to configuration space may
+/// wait for one access.
 const PEER_TIME_OUT: Duration = Duration::from_secs(1);
 
 /// The server's device as a function.
@@ -41,6 +42,10 @@ impl Function for ForeignFunction {
             .0
             .region_write_within(PEER_TIME_OUT, bar.into(), offset, data);
         written.map_err(|_| UnsupportedRequest)
+    }
+
+    fn makes_peers_wait(&self) -> bool {
+        true
     }
 
     fn reset(&self) {

@@ -60,6 +60,12 @@ pub trait PeerHandler: Send + Sync {
     fn read(&self, peer: PortId, address: BusAddress, data: &mut [u8]) -> Result<(), Unsupported>;
     /// `peer` writes at `address`.
     fn write(&self, peer: PortId, address: BusAddress, data: &[u8]) -> Result<(), Unsupported>;
+    /// Returns `true` if [`PeerHandler::read`] and [`PeerHandler::write`] may wait for another
+    /// process. They are then called from a second thread, still one at a time, and changes do not
+    /// wait for them.
+    fn makes_peers_wait(&self) -> bool {
+        false
+    }
 }
 
 /// Acknowledges a change of a peer's windows when it is dropped. Until then, the switch sends this
@@ -289,20 +295,44 @@ impl PeerRequests {
 impl Shared {
     /// The link's thread: attaches again whenever the link is lost.
     fn run(&self, address: &SwitchAddress, handler: &dyn PeerHandler) {
-        loop {
-            self.listen(handler);
-            if !self.attach_again(address, handler) {
-                return;
+        std::thread::scope(|scope| {
+            let requests = handler.makes_peers_wait().then(|| {
+                let (requests, waiting) = channel();
+                let thread = std::thread::Builder::new().name("requests".to_owned());
+                let started = thread.spawn_scoped(scope, move || {
+                    waiting
+                        .iter()
+                        .for_each(|request| answer_late(request, handler));
+                });
+                started.map(|_| requests)
+            });
+            let requests = requests.transpose().unwrap_or_else(|error| {
+                log::warn!("changes of peers wait for their requests: {error}");
+                None
+            });
+            loop {
+                self.listen(handler, requests.as_ref());
+                if !self.attach_again(address, handler) {
+                    return;
+                }
+                log::warn!("attached to the switch again");
             }
-            log::warn!("attached to the switch again");
-        }
+        });
     }
 
     /// Handles the switch's messages until it is gone.
-    fn listen(&self, handler: &dyn PeerHandler) {
+    fn listen(&self, handler: &dyn PeerHandler, requests: Option<&Sender<PeerRequest>>) {
         let (outbox, mut space) = (self.outbox(), Message::space());
         let end = loop {
             match Message::receive_until(&outbox.0, &mut space, None) {
+                Ok(message @ (Message::Read { .. } | Message::Write { .. })) => {
+                    let request = PeerRequest::new(outbox.clone(), message);
+                    match requests {
+                        // Fails only if the handler has panicked.
+                        Some(requests) => drop(requests.send(request)),
+                        None => request.answer(handler),
+                    }
+                }
                 Ok(message) => {
                     if !self.take(message, &outbox, handler) {
                         break "it breaks the protocol, or takes no answer".to_owned();
@@ -415,36 +445,12 @@ impl Shared {
                 self.changed.notify_all();
                 sequence <= state.sent
             }
-            Message::Read {
-                peer,
-                tag,
-                address,
-                length,
-            } => {
-                let mut data = ByteBuf::from(vec![0; usize::try_from(length).unwrap_or(0)]);
-                let outcome = handler.read(peer, address, &mut data);
-                self.answer(peer, tag, outcome.map(|()| data))
-            }
-            Message::Write {
-                peer,
-                tag,
-                address,
-                data,
-            } => {
-                let outcome = handler.write(peer, address, &data);
-                self.answer(peer, tag, outcome.map(|()| ByteBuf::new()))
-            }
             Message::Reply { peer, tag, outcome } => {
                 self.complete(peer, tag, outcome);
                 true
             }
             _ => false,
         }
-    }
-
-    fn answer(&self, peer: PortId, tag: u64, outcome: Result<ByteBuf, Unsupported>) -> bool {
-        let outcome = outcome.map_err(|Unsupported| RequestError::Unsupported);
-        self.send(&Message::Reply { peer, tag, outcome })
     }
 
     fn register(&self, peer: PortId) -> Result<(u64, Receiver<RequestResult>), RequestError> {
@@ -496,12 +502,70 @@ impl Outbox {
         sent.is_ok()
     }
 
+    fn reply(&self, peer: PortId, tag: u64, outcome: Result<ByteBuf, Unsupported>) {
+        let outcome = outcome.map_err(|Unsupported| RequestError::Unsupported);
+        self.send(&Message::Reply { peer, tag, outcome });
+    }
+
     /// Ends the link on both sides; its thread notices.
     fn hang_up(&self) {
         match shutdown(&self.0, Shutdown::Both) {
             Ok(()) | Err(Errno::NOTCONN) => {}
             Err(error) => log::debug!("the link cannot be closed: {error}"),
         }
+    }
+}
+
+/// A request of a peer.
+struct PeerRequest {
+    outbox: Outbox,
+    came: Instant,
+    request: Message,
+}
+
+impl PeerRequest {
+    fn new(outbox: Outbox, request: Message) -> Self {
+        let came = Instant::now();
+        Self {
+            outbox,
+            came,
+            request,
+        }
+    }
+
+    /// Has the handler execute the request, and answers the peer. A failure to send ends the link,
+    /// and its thread notices that.
+    fn answer(self, handler: &dyn PeerHandler) {
+        match self.request {
+            Message::Read {
+                peer,
+                tag,
+                address,
+                length,
+            } => {
+                let mut data = ByteBuf::from(vec![0; usize::try_from(length).unwrap_or(0)]);
+                let outcome = handler.read(peer, address, &mut data);
+                self.outbox.reply(peer, tag, outcome.map(|()| data));
+            }
+            Message::Write {
+                peer,
+                tag,
+                address,
+                ref data,
+            } => {
+                let outcome = handler.write(peer, address, data);
+                self.outbox
+                    .reply(peer, tag, outcome.map(|()| ByteBuf::new()));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Answers a request that had to wait for others, unless its peer no longer waits.
+fn answer_late(request: PeerRequest, handler: &dyn PeerHandler) {
+    if request.came.elapsed() < ENDPOINT_TIME_OUT {
+        request.answer(handler);
     }
 }
 

@@ -2,12 +2,13 @@
 //! acknowledgement.
 
 use std::io;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use peerbar_pci::BusAddress;
+use peerbar_rig::TIME_OUT;
 use peerbar_switch::{
     Acknowledgement, Attachment, BarWindow, CLOSING_TIME_OUT, Descriptor, ENDPOINT_TIME_OUT,
     LinkLost, LinkTiming, Message, PeerHandler, PortId, Unsupported,
@@ -101,6 +102,77 @@ fn a_change_may_be_acknowledged_later_from_another_thread() {
     assert!(a.has_heard_nothing() || begun.elapsed() >= CLOSING_TIME_OUT);
     drop(closed);
     assert!(matches!(a.receive(), Message::Announced { sequence: 2 }));
+}
+
+/// Reports changes, and answers a write once the test allows it.
+struct Waiting {
+    changes: Sender<PortId>,
+    begun: Sender<()>,
+    release: Mutex<Receiver<()>>,
+}
+
+impl PeerHandler for Waiting {
+    fn attached(&self, _: &Descriptor) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn known(&self, _: u64) {}
+
+    fn peer(&self, peer: PortId, _: Vec<BarWindow>, _: &Descriptor, _: u64, _: Acknowledgement) {
+        self.changes.send(peer).unwrap();
+    }
+
+    fn link(&self, _: PortId, _: LinkTiming) {}
+
+    fn lost(&self) {}
+
+    fn read(&self, _: PortId, _: BusAddress, _: &mut [u8]) -> Result<(), Unsupported> {
+        Err(Unsupported)
+    }
+
+    fn write(&self, _: PortId, _: BusAddress, _: &[u8]) -> Result<(), Unsupported> {
+        self.begun.send(()).unwrap();
+        // Fails if the test has failed.
+        self.release.lock().unwrap().recv().map_err(|_| Unsupported)
+    }
+
+    fn makes_peers_wait(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn changes_do_not_wait_for_requests_that_wait_for_others() {
+    let daemon = start(&[]);
+    let (a, port) = Endpoint::attach(daemon.socket(), "a");
+    let ((changes, changed), (begun, has_begun)) = (channel(), channel());
+    let (release, released) = channel();
+    let handler = Waiting {
+        changes,
+        begun,
+        release: Mutex::new(released),
+    };
+    let attachment = Attachment::new(daemon.socket(), "waiting").unwrap();
+    let link = attachment.start(Arc::new(handler)).unwrap();
+    assert_eq!(
+        link.announce(vec![registers(0x1000)], &Descriptor::default()),
+        Ok(())
+    );
+    // Dropped before the link, which waits for the handler.
+    let release = release;
+    let (waiting, _) = a.acknowledge();
+    a.send(&Message::Write {
+        peer: waiting,
+        tag: 1,
+        address: BusAddress(0x1000),
+        data: vec![1; 4].into(),
+    });
+    has_begun.recv().unwrap();
+    a.send(&announce(1, vec![registers(0x2000)]));
+    assert_eq!(changed.recv_timeout(TIME_OUT), Ok(port), "no change");
+    release.send(()).unwrap();
+    assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
+    assert!(matches!(a.receive(), Message::Reply { tag: 1, .. }));
 }
 
 #[test]
