@@ -206,7 +206,8 @@ impl RemoteDevice {
     }
 
     /// Like [`RemoteDevice::region_read`], but waits for each reply at most for this time. A server
-    /// that is late then does not lose the session.
+    /// that is late then does not lose the session. [`RemoteDevice::post_writes`] does not wait for
+    /// this call.
     ///
     /// # Errors
     /// [`CallError`]
@@ -289,7 +290,8 @@ impl RemoteDevice {
     }
 
     /// Lets writes to regions return without their replies from now on, then waits for at most
-    /// `limit` until all calls that have begun before are done. Returns `None` if they are not.
+    /// `limit` until all calls without a limit that have begun before are done. Returns `None` if
+    /// they are not.
     ///
     /// A client of ours (QEMU) may hold its own lock until its access is answered, and the server
     /// may ask for DMA before it answers that access. Such DMA can be passed to the client only

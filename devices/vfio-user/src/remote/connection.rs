@@ -86,6 +86,7 @@ impl Connection {
     /// Sends a command and waits for its reply. A server that does not answer in time loses the
     /// session, since its later answers cannot be relied on.
     pub(super) fn call(&self, request: Request<'_>) -> Result<Answered, CallError> {
+        let _turn = self.calls.begin(None);
         let answered = self.call_within(request, self.time_out);
         if answered.as_ref().err() == Some(&CallError::TimedOut) {
             self.end(RemoteEnd::NotAnswering(self.time_out));
@@ -93,14 +94,14 @@ impl Connection {
         answered
     }
 
-    /// Sends a command and waits for its reply at most for this time.
+    /// Sends a command and waits for its reply at most for this time. No [`PostedWrites`] waits for
+    /// the call, because the client does not wait for it either.
     pub(super) fn call_within(
         &self,
         request: Request<'_>,
         limit: Duration,
     ) -> Result<Answered, CallError> {
         let (sender, arrivals) = channel();
-        let _turn = self.calls.begin(None);
         self.send(&request, &sender)?;
         let (_, reply) = arrivals
             .recv_timeout(limit)
@@ -208,7 +209,7 @@ fn header(id: u16, command: u16, flags: u32, error: u32, payload: [&[u8]; 2]) ->
     }
 }
 
-/// The calls in progress.
+/// The calls in progress that the client may be waiting for.
 #[derive(Debug, Default)]
 struct Calls {
     state: Mutex<CallsState>,

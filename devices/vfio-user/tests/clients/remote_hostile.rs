@@ -139,6 +139,29 @@ fn limits_of_the_server_cut_accesses_and_descriptors() {
 }
 
 #[test]
+fn posted_writes_do_not_wait_for_calls_with_a_limit() {
+    let (begun, has_begun) = channel();
+    let (release, released) = channel();
+    let session = Session::new(TIME_OUT, move |_, asked| {
+        if asked.command == command::REGION_WRITE {
+            begun.send(()).unwrap();
+            released.recv().unwrap();
+        }
+        false
+    });
+    let device = session.device();
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| device.region_write_within(TIME_OUT, 0, 0, &[1; 4]));
+        has_begun.recv().unwrap();
+        let posted = device.post_writes(TIME_OUT / 2);
+        release.send(()).unwrap();
+        assert!(posted.is_some(), "it waits for the write");
+        write.join().unwrap().unwrap();
+    });
+    session.end();
+}
+
+#[test]
 fn server_that_does_not_speak_vfio_user_is_refused() {
     for version in [&[][..], &[1, 0, 0, 0], b"\0\0\0\0{\0", &[0; 3]] {
         let text = failure(command::VERSION, version.to_vec());
