@@ -89,7 +89,7 @@ pub(crate) trait Borrower {
     /// Lends memory.
     fn map(&self, lent: &Lent) -> Result<(), CallError>;
     /// Takes a mapping back.
-    fn unmap(&self, range: Range<Iova>) -> Result<(), CallError>;
+    fn unmap(&self, lent: &Lent) -> Result<(), CallError>;
 }
 
 impl Borrower for RemoteDevice {
@@ -102,8 +102,8 @@ impl Borrower for RemoteDevice {
         })
     }
 
-    fn unmap(&self, range: Range<Iova>) -> Result<(), CallError> {
-        self.dma_unmap(range)
+    fn unmap(&self, lent: &Lent) -> Result<(), CallError> {
+        self.dma_unmap(lent.range, lent.memory.is_some())
     }
 }
 
@@ -188,6 +188,11 @@ impl<S: Borrower> Mappings<S> {
         refreshed.map(|()| range.first())
     }
 
+    /// Returns `true` if the server has memory in a range.
+    pub(crate) fn has_memory(&self, range: Range<Iova>) -> bool {
+        overlapping(&self.sent, range).any(|lent| lent.memory.is_some())
+    }
+
     /// Removes a range from the client's mappings.
     pub(crate) fn unmap(&mut self, range: Range<Iova>) {
         let cut: Vec<Lent> = overlapping(&self.client, range).cloned().collect();
@@ -270,7 +275,7 @@ impl<S: Borrower> Mappings<S> {
         let is_in = |list: &[Lent], lent: &Lent| list.iter().any(|other| other.is_same(lent));
         for old in sent.iter().filter(|old| !is_in(&wanted, old)) {
             self.sent.remove(&old.range.first());
-            if let Err(error) = self.server.unmap(old.range) {
+            if let Err(error) = self.server.unmap(old) {
                 let range = old.range;
                 log::log!(
                     level(error),
@@ -389,10 +394,10 @@ mod tests {
             Ok(())
         }
 
-        fn unmap(&self, range: Range<Iova>) -> Result<(), CallError> {
+        fn unmap(&self, lent: &Lent) -> Result<(), CallError> {
             let mut mappings = self.0.lock();
-            let is_meant =
-                |(at, to, _): &(u64, u64, _)| (*at, *to) == (range.first().0, range.last().0);
+            let (first, last) = (lent.range.first().0, lent.range.last().0);
+            let is_meant = |(at, to, _): &(u64, u64, _)| (*at, *to) == (first, last);
             let found = mappings.iter().position(is_meant);
             mappings.remove(found.expect("a mapping that the server has"));
             Ok(())

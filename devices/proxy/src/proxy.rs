@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use peerbar_dma::Requester;
 use peerbar_endpoint::{ClientMemory, Endpoint, FaultObserver, Served, StartError, Vectors};
 use peerbar_fault::Kind;
@@ -74,6 +74,15 @@ impl Proxy {
             run: None,
             config: config.clone(),
         })
+    }
+}
+
+impl Proxy {
+    /// Returns the mappings, for which the client may have to wait: the thread of the peers' windows
+    /// may be waiting for the server.
+    fn client_mappings(&self) -> MutexGuard<'_, Mappings> {
+        let _waits = self.remote.client_waits();
+        self.mappings.lock()
     }
 }
 
@@ -203,9 +212,10 @@ impl Device for Proxy {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let range = map.range;
-        let lent = self.mappings.lock().lend(&map)?;
+        let lent = self.client_mappings().lend(&map)?;
         self.endpoint.dma_map(map)?;
-        let mapped = self.mappings.lock().map(lent, self.run.take());
+        let run = self.run.take();
+        let mapped = self.client_mappings().map(lent, run);
         self.run = Some(mapped.inspect_err(|_| {
             // It was made above.
             let _ = self.endpoint.dma_unmap(range);
@@ -216,7 +226,12 @@ impl Device for Proxy {
     fn dma_unmap(&mut self, range: Range<Iova>) -> Result<(), Errno> {
         self.run = None;
         self.endpoint.dma_unmap(range)?;
-        self.mappings.lock().unmap(range);
+        let mut mappings = self.client_mappings();
+        // It may be posted otherwise.
+        let _waits = mappings
+            .has_memory(range)
+            .then(|| self.remote.client_waits());
+        mappings.unmap(range);
         Ok(())
     }
 

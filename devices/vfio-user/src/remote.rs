@@ -35,7 +35,7 @@ use crate::wire::{self, command};
 use connection::{Answered, Connection, Request};
 use info::Description;
 
-pub use connection::PostedWrites;
+pub use connection::{PostedWrites, Turn};
 pub use error::{CallError, ConnectError, RemoteEnd, SessionStartError};
 pub use info::{RemoteMapping, RemoteRegion};
 
@@ -295,7 +295,8 @@ impl RemoteDevice {
     ///
     /// A client of ours (QEMU) may hold its own lock until its access is answered, and the server
     /// may ask for DMA before it answers that access. Such DMA can be passed to the client only
-    /// after the access.
+    /// after the access. Mappings are posted like writes, and so is the end of a mapping without
+    /// memory.
     pub fn post_writes(&self, limit: Duration) -> Option<PostedWrites<'_>> {
         self.connection.post_writes(limit)
     }
@@ -356,7 +357,13 @@ impl RemoteDevice {
             .map(drop)
     }
 
-    /// vfio-user, DMA_MAP.
+    /// Has [`RemoteDevice::post_writes`] wait until the returned value is dropped: the client waits
+    /// for something other than a call.
+    pub fn client_waits(&self) -> Turn<'_> {
+        self.connection.begin()
+    }
+
+    /// vfio-user, DMA_MAP. While a [`PostedWrites`] exists, it does not wait for the reply.
     ///
     /// # Errors
     /// [`CallError`]
@@ -372,27 +379,37 @@ impl RemoteDevice {
             size: U64::new(lent.range.size()),
         };
         let memory = lent.memory.map(|(fd, _)| fd);
-        self.call(command::DMA_MAP, [asked.as_bytes(), &[]], memory.as_slice())
-            .map(drop)
+        self.connection.post(Request {
+            command: command::DMA_MAP,
+            payload: [asked.as_bytes(), &[]],
+            descriptors: memory.as_slice(),
+        })
     }
 
     /// vfio-user, DMA_UNMAP of exactly one mapping. A server that refuses it loses the session, since
-    /// it may keep the memory.
+    /// it may keep the memory. A mapping without memory, to which the server has no access by
+    /// itself, is taken back without a wait for the reply while a [`PostedWrites`] exists. Otherwise
+    /// a [`PostedWrites`] waits for this only if the caller holds a [`Turn`].
     ///
     /// # Errors
     /// [`CallError`]
-    pub fn dma_unmap(&self, range: Range<Iova>) -> Result<(), CallError> {
+    pub fn dma_unmap(&self, range: Range<Iova>, has_memory: bool) -> Result<(), CallError> {
         let asked = wire::DmaUnmap {
             argsz: size_in_bytes::<wire::DmaUnmap>(),
             flags: U32::new(0),
             iova: U64::new(range.first().0),
             size: U64::new(range.size()),
         };
-        let unmapped = self.call(command::DMA_UNMAP, [asked.as_bytes(), &[]], &[]);
-        if unmapped.is_err() {
-            self.connection.end(RemoteEnd::KeepsMapping);
-        }
-        unmapped.map(drop)
+        let request = Request {
+            command: command::DMA_UNMAP,
+            payload: [asked.as_bytes(), &[]],
+            descriptors: &[],
+        };
+        let unmapped = match has_memory {
+            true => self.connection.call_apart(request).map(drop),
+            false => self.connection.post(request),
+        };
+        unmapped.inspect_err(|_| self.connection.end(RemoteEnd::KeepsMapping))
     }
 
     /// vfio-user, DEVICE_RESET, if the device supports it.

@@ -86,7 +86,13 @@ impl Connection {
     /// Sends a command and waits for its reply. A server that does not answer in time loses the
     /// session, since its later answers cannot be relied on.
     pub(super) fn call(&self, request: Request<'_>) -> Result<Answered, CallError> {
-        let _turn = self.calls.begin(None);
+        let _turn = self.begin();
+        self.call_apart(request)
+    }
+
+    /// Like [`Connection::call`], but no [`PostedWrites`] waits for the call. If the client waits for
+    /// it, the caller holds a [`Turn`].
+    pub(super) fn call_apart(&self, request: Request<'_>) -> Result<Answered, CallError> {
         let answered = self.call_within(request, self.time_out);
         if answered.as_ref().err() == Some(&CallError::TimedOut) {
             self.end(RemoteEnd::NotAnswering(self.time_out));
@@ -109,8 +115,12 @@ impl Connection {
         answered(request.command, reply)
     }
 
-    /// Sends a command and waits for its reply, unless a [`PostedWrites`] demands that writes are
-    /// posted.
+    /// Begins a call for which the client waits.
+    pub(super) fn begin(&self) -> Turn<'_> {
+        self.calls.begin(None)
+    }
+
+    /// Sends a command and waits for its reply, unless a [`PostedWrites`] demands that it is posted.
     pub(super) fn post(&self, request: Request<'_>) -> Result<(), CallError> {
         let (sender, arrivals) = channel();
         let turn = self.calls.begin(Some(&sender));
@@ -255,8 +265,9 @@ impl Calls {
     }
 }
 
-/// A call in progress.
-struct Turn<'c> {
+/// A call in progress for which the client may be waiting.
+#[derive(Debug)]
+pub struct Turn<'c> {
     calls: &'c Calls,
     number: u64,
     /// Writes need not wait for their replies.

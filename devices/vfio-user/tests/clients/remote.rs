@@ -164,7 +164,7 @@ fn interrupts_mappings_and_resets_arrive() {
     let refused = device.dma_map(&map(BAD_IOVA, None));
     assert!(matches!(refused, Err(CallError::Refused(_))), "{refused:?}");
     let range = Range::new(Iova(0x1000), 0x1000).unwrap();
-    device.dma_unmap(range).unwrap();
+    device.dma_unmap(range, true).unwrap();
     device.reset().unwrap();
     assert_eq!(
         called(),
@@ -218,7 +218,7 @@ fn end_of_the_server_fails_calls_and_is_reported() {
 fn closed_session_is_not_reported() {
     let remote = Remote::new();
     remote.device.close();
-    let unmapped = remote.device.dma_unmap(Range::all());
+    let unmapped = remote.device.dma_unmap(Range::all(), true);
     assert_eq!(unmapped, Err(CallError::Gone));
     drop(remote.device);
     assert!(remote.ends.recv().is_err());

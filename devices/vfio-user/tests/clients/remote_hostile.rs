@@ -375,7 +375,7 @@ fn server_that_refuses_to_unmap_loses_the_session() {
         is_meant
     });
     let range = Range::new(Iova(0), 0x1000).unwrap();
-    let refused = session.device().dma_unmap(range);
+    let refused = session.device().dma_unmap(range, true);
     assert_eq!(refused, Err(CallError::Refused(Errno::BUSY)));
     assert_eq!(session.ends.recv().unwrap(), RemoteEnd::KeepsMapping);
     session.end();
