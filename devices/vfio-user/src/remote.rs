@@ -17,7 +17,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -117,13 +116,13 @@ impl RemoteDevice {
             most_descriptors: 1,
             threads: Vec::new(),
         };
-        let (commands, waiting) = sync_channel(dma::MOST_WAITING);
+        let (requests, waiting) = dma::queue();
         let (answering, dma_handler) = (connection.clone(), handler.clone());
         device.spawn("remote-dma", move || {
             dma::serve(&answering, dma_handler.as_ref(), &waiting);
         })?;
         device.spawn("remote", move || {
-            match receiver::run(&connection, &commands) {
+            match receiver::run(&connection, &requests) {
                 RemoteEnd::Closed => {}
                 reason => handler.ended(reason),
             }

@@ -1,40 +1,95 @@
 //! The server's requests for DMA, which a thread of their own answers in order.
 
-use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use peerbar_pci::{Iova, Range};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::framing::{Message, Payload};
+use crate::framing::{Descriptors, Message, Payload};
 use crate::request::parse;
 use crate::version::MAX_TRANSFER;
 use crate::wire::{DmaAccess, command};
 
-use super::RemoteHandler;
 use super::connection::Connection;
+use super::{RemoteEnd, RemoteHandler};
 
-/// Limit of the server's requests that wait for their turn. While that many wait, no message of the
-/// server is received.
-pub(super) const MOST_WAITING: usize = 64;
+/// Limit of the server's requests that wait for their turn, in bytes of this process. Replies come
+/// on the same stream, so the thread that receives never waits for a request.
+const MOST_WAITING: usize = 64 << 20;
+
+/// Makes a queue for the server's requests.
+pub(super) fn queue() -> (Requests, WaitingRequests) {
+    let (sender, receiver) = channel();
+    let bytes = Arc::<AtomicUsize>::default();
+    let requests = Requests {
+        sender,
+        bytes: bytes.clone(),
+    };
+    (requests, WaitingRequests { receiver, bytes })
+}
+
+/// Takes the server's requests from the thread that receives.
+pub(super) struct Requests {
+    sender: Sender<Message>,
+    /// The bytes of the requests that wait.
+    bytes: Arc<AtomicUsize>,
+}
+
+/// The server's requests for the thread that answers them.
+pub(super) struct WaitingRequests {
+    receiver: Receiver<Message>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Requests {
+    /// Passes a request on. Its descriptors, which belong to no request, are closed.
+    ///
+    /// # Errors
+    /// [`RemoteEnd::TooManyRequests`], or [`RemoteEnd::HungUp`] if the thread that answers has
+    /// ended.
+    pub(super) fn pass_on(&self, mut request: Message) -> Result<(), RemoteEnd> {
+        request.descriptors = Descriptors::default();
+        let size = size(&request);
+        if self.bytes.fetch_add(size, Ordering::Relaxed) > MOST_WAITING.saturating_sub(size) {
+            return Err(RemoteEnd::TooManyRequests);
+        }
+        self.sender.send(request).map_err(|_| RemoteEnd::HungUp)
+    }
+}
+
+/// Returns the bytes that a request takes while it waits.
+fn size(request: &Message) -> usize {
+    let payload = match &request.payload {
+        Payload::Whole(payload) => payload.capacity(),
+        Payload::TooLong => 0,
+    };
+    size_of::<Message>() + payload
+}
 
 /// Answers the server's requests until the thread that receives ends.
 pub(super) fn serve(
     connection: &Connection,
     handler: &dyn RemoteHandler,
-    requests: &Receiver<Message>,
+    requests: &WaitingRequests,
 ) {
-    for request in requests {
-        // Descriptors, which do not belong to a request, are closed here.
-        let header = request.header;
-        let result = match request.payload {
-            Payload::TooLong => Err(Errno::TOOBIG),
-            Payload::Whole(payload) => execute(handler, header.command.get(), &payload),
-        };
-        let parts = result.as_ref().map_err(|error| *error);
-        let parts = parts.map(|(access, data)| [access.as_bytes(), data.as_slice()]);
-        connection.answer(&header, parts);
+    for request in &requests.receiver {
+        requests.bytes.fetch_sub(size(&request), Ordering::Relaxed);
+        answer(connection, handler, request);
     }
+}
+
+fn answer(connection: &Connection, handler: &dyn RemoteHandler, request: Message) {
+    let header = request.header;
+    let result = match request.payload {
+        Payload::TooLong => Err(Errno::TOOBIG),
+        Payload::Whole(payload) => execute(handler, header.command.get(), &payload),
+    };
+    let parts = result.as_ref().map_err(|error| *error);
+    let parts = parts.map(|(access, data)| [access.as_bytes(), data.as_slice()]);
+    connection.answer(&header, parts);
 }
 
 /// Executes a request. Returns the contents of its reply.

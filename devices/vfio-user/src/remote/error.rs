@@ -94,6 +94,9 @@ pub enum RemoteEnd {
     /// A call got no reply in time.
     #[error("it has not answered a message for {0:?}")]
     NotAnswering(Duration),
+    /// The server has sent more requests for DMA than can wait for their answers.
+    #[error("it has sent too many requests for DMA at once")]
+    TooManyRequests,
     /// The server has refused to take back a mapping, so it may still use the memory.
     #[error("it has refused to unmap memory")]
     KeepsMapping,

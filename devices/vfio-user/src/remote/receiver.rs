@@ -1,7 +1,6 @@
 //! The thread that receives the server's messages.
 
 use std::os::fd::AsFd;
-use std::sync::mpsc::SyncSender;
 
 use peerbar_host::socket_file::descriptors::discard;
 use rustix::io::Errno;
@@ -14,23 +13,22 @@ use crate::server::PAYLOAD_LIMIT;
 
 use super::RemoteEnd;
 use super::connection::Connection;
+use super::dma::Requests;
 
 /// Receives until the session ends. Passes replies to the calls that wait for them, and commands to
-/// `commands`. Returns the reason of the end.
-pub(super) fn run(connection: &Connection, commands: &SyncSender<Message>) -> RemoteEnd {
-    let outcome = receive(connection, commands);
+/// `requests`. Returns the reason of the end.
+pub(super) fn run(connection: &Connection, requests: &Requests) -> RemoteEnd {
+    let outcome = receive(connection, requests);
     connection.end(outcome.err().unwrap_or(RemoteEnd::HungUp));
     discard(connection.stream());
     connection.ended().unwrap_or(RemoteEnd::HungUp)
 }
 
-fn receive(connection: &Connection, commands: &SyncSender<Message>) -> Result<(), RemoteEnd> {
+fn receive(connection: &Connection, requests: &Requests) -> Result<(), RemoteEnd> {
     let mut inbox = Inbox::new(PAYLOAD_LIMIT, None);
     loop {
         while let Some(message) = inbox.next_message()? {
-            if !pass_on(connection, message, commands) {
-                return Ok(());
-            }
+            pass_on(connection, message, requests)?;
         }
         readiness::wait([connection.stream().as_fd()]).map_err(RemoteEnd::Socket)?;
         match inbox.receive(connection.stream()) {
@@ -43,20 +41,23 @@ fn receive(connection: &Connection, commands: &SyncSender<Message>) -> Result<()
     }
 }
 
-/// Returns `false` if the thread that answers commands has ended.
-fn pass_on(connection: &Connection, message: Message, commands: &SyncSender<Message>) -> bool {
+fn pass_on(
+    connection: &Connection,
+    message: Message,
+    requests: &Requests,
+) -> Result<(), RemoteEnd> {
     let header = message.header;
+    if header.is_command() {
+        return requests.pass_on(message);
+    }
     if header.is_reply() {
         connection.complete(Reply {
             header,
             payload: message.payload,
             descriptors: message.descriptors,
         });
-        return true;
-    }
-    if !header.is_command() {
+    } else {
         connection.answer(&header, Err(Errno::INVAL));
-        return true;
     }
-    commands.send(message).is_ok()
+    Ok(())
 }

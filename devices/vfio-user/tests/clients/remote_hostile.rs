@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use peerbar_rig::RawServer;
 use peerbar_rig::wire::{self, ERROR, Message, NO_REPLY, Outcome, REPLY, command, message};
 use peerbar_vfio_user::IrqAction;
 use peerbar_vfio_user::remote::{
-    CallError, Lending, RemoteDevice, RemoteEnd, RemoteMapping, SessionStartError, TIME_OUT,
+    CallError, Lending, RemoteDevice, RemoteEnd, RemoteHandler, RemoteMapping, SessionStartError,
+    TIME_OUT,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -338,7 +339,7 @@ fn descriptor_that_is_not_memory_is_not_mapped() {
 #[test]
 fn descriptors_of_other_replies_are_closed() {
     let (read, write) = rustix::pipe::pipe().unwrap();
-    let write = std::sync::Mutex::new(Some(write));
+    let write = Mutex::new(Some(write));
     let session = Session::new(TIME_OUT, move |server, asked| {
         let is_meant = asked.command == command::RESET;
         if is_meant {
@@ -450,6 +451,67 @@ fn wrong_and_doubled_replies_hurt_nobody() {
     let set = device.set_irqs(0, 0, 1, &IrqAction::Mask);
     assert_eq!(set, Err(CallError::Refused(Errno::IO)));
     session.end();
+}
+
+/// A handler that executes no request before the test allows it.
+struct Held {
+    release: Mutex<Receiver<()>>,
+    ends: Sender<RemoteEnd>,
+}
+
+impl Held {
+    /// Begins a session with such a handler. A server answers a call only after `count` requests,
+    /// writes of `len` bytes.
+    fn session(count: u16, len: usize) -> (RemoteDevice, Sender<()>, Receiver<RemoteEnd>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            RawServer::new(theirs).serve(|server, asked| {
+                let written = [wire::quads(&[0x1000, len as u64]), vec![0; len]].concat();
+                for id in (0..count).filter(|_| asked.command == command::RESET) {
+                    server.send(&message(id, command::DMA_WRITE, NO_REPLY, &written), &[]);
+                }
+                false
+            });
+        });
+        let ((release, released), (ends, ended)) = (channel(), channel());
+        let release_by = Mutex::new(released);
+        let held = Arc::new(Self {
+            release: release_by,
+            ends,
+        });
+        let device = RemoteDevice::start(ours, held, TIME_OUT).unwrap();
+        (device, release, ended)
+    }
+}
+
+impl RemoteHandler for Held {
+    fn dma_read(&self, _: Iova, _: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::IO)
+    }
+
+    fn dma_write(&self, _: Iova, _: &[u8]) -> Result<(), Errno> {
+        // Fails once the test is over.
+        self.release.lock().unwrap().recv().map_err(|_| Errno::IO)
+    }
+
+    fn ended(&self, reason: RemoteEnd) {
+        self.ends.send(reason).unwrap();
+    }
+}
+
+#[test]
+fn reply_behind_many_requests_is_received() {
+    let (device, release, _ends) = Held::session(1000, 8);
+    device.reset().unwrap();
+    drop(release);
+}
+
+#[test]
+fn server_that_floods_its_client_with_requests_loses_the_session() {
+    let (device, release, ends) = Held::session(100, 1 << 20);
+    assert_eq!(device.reset(), Err(CallError::Gone));
+    drop(release);
+    assert_eq!(ends.recv().unwrap(), RemoteEnd::TooManyRequests);
 }
 
 #[test]
