@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use crate::Vectors;
 use crate::decoder::OpenWindow;
-use crate::switch_port::{SwitchPort, WindowObserver};
+use crate::switch_port::{SwitchPort, WindowObserver, limit_windows};
 
 /// VFIO_PCI_NUM_REGIONS.
 const REGIONS: u32 = 9;
@@ -174,7 +174,8 @@ impl<F: Function> Endpoint<F> {
         requester: Arc<Requester>,
         vectors: Arc<Vectors>,
     ) -> Self {
-        let memory = config.bars().iter().copied().zip(memory).collect();
+        let mut memory: Vec<_> = config.bars().iter().copied().zip(memory).collect();
+        limit_windows(&mut memory);
         vectors.attach(requester.clone());
         requester.faults().set_vectors(vectors.count());
         Self {

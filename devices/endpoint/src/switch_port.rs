@@ -11,18 +11,14 @@ use peerbar_dma::{
     Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, MemoryFile, PeerError, PeerId,
     PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
 };
-use peerbar_pci::{BusAddress, Function, Range};
+use peerbar_pci::{Bar, BusAddress, Function, Range};
 use peerbar_switch::{
     Acknowledgement, AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode,
-    LinkTiming, PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
+    LinkTiming, MAX_WINDOWS, PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
 };
 
 use crate::decoder::{Decoder, OpenWindow};
 use crate::{BarMemory, PeerPages};
-
-/// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
-/// ([`peerbar_switch::MAX_WINDOWS`]): three BARs of 64 bits, one of them in three parts.
-const MOST_AREAS: usize = 1;
 
 /// A peer's window, for others than the function's requester.
 #[derive(Debug)]
@@ -298,28 +294,65 @@ fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
             BarBacking::ByMessage
         }
     };
-    let whole = (0, window.range.size());
+    let size = window.range.size();
+    let whole = (0, size);
     let parts = match &window.memory {
         BarMemory::Memory(span) => vec![part(whole, lent(&span.file, span.offset))],
-        BarMemory::RegistersWithPages(file, areas, PeerPages::Lent)
-            if areas.len() <= MOST_AREAS =>
-        {
-            let mut parts = Vec::new();
-            let mut next = 0;
-            for (offset, size) in areas {
-                parts.push(part((next, offset - next), BarBacking::ByMessage));
-                parts.push(part((*offset, *size), lent(file, *offset)));
-                next = offset + size;
-            }
-            parts.push(part(
-                (next, window.range.size() - next),
-                BarBacking::ByMessage,
-            ));
-            parts
+        BarMemory::RegistersWithPages(file, areas, PeerPages::Lent) => {
+            let parts = parts(areas, size).into_iter();
+            let backed = parts.map(|(offset, size, is_lent)| {
+                let backing = match is_lent {
+                    true => lent(file, offset),
+                    false => BarBacking::ByMessage,
+                };
+                part((offset, size), backing)
+            });
+            backed.collect()
         }
         _ => vec![part(whole, BarBacking::ByMessage)],
     };
     parts.into_iter().flatten().collect()
+}
+
+/// Returns the parts of a BAR of registers as offset, size, and `true` for those that are lent: these
+/// areas.
+fn parts(areas: &[(u64, u64)], size: u64) -> Vec<(u64, u64, bool)> {
+    let mut areas = areas.to_vec();
+    areas.sort_unstable();
+    let mut parts = Vec::new();
+    let mut next = 0_u64;
+    for (offset, len) in areas.into_iter().chain([(size, 0)]) {
+        parts.push((next, offset.saturating_sub(next), false));
+        // An area may overlap the one before it.
+        let end = offset.saturating_add(len);
+        let offset = offset.max(next);
+        parts.push((offset, end.saturating_sub(offset), true));
+        next = next.max(end);
+    }
+    parts.retain(|(_, len, _)| *len > 0);
+    parts
+}
+
+/// Has peers write the pages of registers by messages where the function would have more windows
+/// than a switch takes ([`MAX_WINDOWS`]).
+pub(crate) fn limit_windows(memory: &mut [(Bar, BarMemory)]) {
+    let mut spare = MAX_WINDOWS.saturating_sub(memory.len());
+    for (bar, memory) in memory {
+        let BarMemory::RegistersWithPages(_, areas, pages @ PeerPages::Lent) = memory else {
+            continue;
+        };
+        let more = parts(areas, bar.size()).len().saturating_sub(1);
+        match spare.checked_sub(more) {
+            Some(rest) => spare = rest,
+            None => {
+                log::warn!(
+                    "peers reach the pages of BAR{} by messages: with them the device has more than {MAX_WINDOWS} windows",
+                    bar.index()
+                );
+                *pages = PeerPages::Notified;
+            }
+        }
+    }
 }
 
 fn timing(link: &peerbar_dma::Link) -> Result<LinkTiming, AttachError> {
@@ -339,5 +372,25 @@ fn routing(mode: LinkMode) -> PeerRouting {
         LinkMode::Redirect => PeerRouting::Redirect,
         LinkMode::UnsupportedRequest => PeerRouting::UnsupportedRequest,
         LinkMode::Drop => PeerRouting::Drop,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_in_any_order_divide_a_bar() {
+        let areas = [(0x3000, 0x1000), (0x1000, 0x1000), (0x1800, 0x1000)];
+        let expected = [
+            (0, 0x1000, false),
+            (0x1000, 0x1000, true),
+            (0x2000, 0x800, true),
+            (0x2800, 0x800, false),
+            (0x3000, 0x1000, true),
+        ];
+        assert_eq!(parts(&areas, 0x4000), expected);
+        assert_eq!(parts(&[], 0x4000), [(0, 0x4000, false)]);
+        assert_eq!(parts(&[(0, 0x4000)], 0x4000), [(0, 0x4000, true)]);
     }
 }

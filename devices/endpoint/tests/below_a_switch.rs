@@ -222,6 +222,40 @@ fn pages_that_are_lent_are_written_without_a_message() {
 }
 
 #[test]
+fn pages_of_more_windows_than_a_switch_takes_are_written_by_messages() {
+    let switch = start(&[]);
+    let mut a = Card::new(&switch.socket(), "a");
+    a.program(A);
+    let notes = Arc::new(Notes::default());
+    let files = ["0", "2", "4"].map(|name| Arc::new(MemoryFile::create(name, 0x4000).unwrap()));
+    let pages = |file: &Arc<MemoryFile>| {
+        BarMemory::RegistersWithPages(file.clone(), vec![(0x1000, 0x1000)], PeerPages::Lent)
+    };
+    let bar = |index| Bar::new(index, 0x4000, true).unwrap();
+    let mut b = Endpoint::new(
+        notes.clone(),
+        ConfigSpace::of_test_function(&[bar(0), bar(2), bar(4)]),
+        files.each_ref().map(pages),
+        Arc::new(Requester::new()),
+        Arc::new(Vectors::new(1).unwrap()),
+    );
+    b.attach_to_switch(&switch.socket(), "b").unwrap();
+    let mut configure = |offset, data: &[u8]| b.region_write(CONFIG_REGION, offset, data).unwrap();
+    let bars = [B, B + MEMORY, B + PAGES];
+    for (offset, address) in [0x10, 0x18, 0x20].into_iter().zip(bars) {
+        configure(offset, &address.to_le_bytes());
+    }
+    configure(COMMAND, &[DECODE_AND_MASTER, 0]);
+    for (value, address) in (1..).zip(bars) {
+        a.ring(address + 0x1010, value).unwrap();
+    }
+    assert_eq!(files[0].load(0x1010).unwrap(), 1, "by a mapping");
+    let noted = notes.0.lock().unwrap().clone();
+    let expected = [2u32, 3].map(|value| (0x1010, value.to_le_bytes().to_vec()));
+    assert_eq!(noted, expected, "by messages");
+}
+
+#[test]
 fn pages_with_notification_are_written_by_message() {
     let switch = start(&[]);
     let mut a = Card::new(&switch.socket(), "a");
