@@ -98,7 +98,7 @@ pub struct Endpoint<F> {
     /// The link-down count at the last reset that followed one.
     link_downs: u64,
     /// A client has left that may have kept a mapping of the BARs' memory, and the memory could not
-    /// be renewed.
+    /// be renewed, or the function could not be reset.
     is_memory_shared: bool,
     /// The link has gone down, and the guest has not given the function its memory space since.
     is_unconfigured: bool,
@@ -298,7 +298,7 @@ impl<F: Function> Endpoint<F> {
         self.is_memory_shared = renewed.is_err();
         if let Err(error) = renewed {
             log::error!(
-                "the last client may still map the memory of the BARs, so the next one is disconnected: {error}"
+                "the function still has memory or state of the last client, so the next one is disconnected: {error}"
             );
         }
     }
@@ -332,6 +332,7 @@ impl<F: Function> Device for Endpoint<F> {
         DeviceInfo {
             regions: REGIONS,
             irqs: REQUEST + 1,
+            can_reset: true,
         }
     }
 

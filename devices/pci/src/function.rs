@@ -50,8 +50,8 @@ pub trait Function: Send + Sync {
     /// begun for that client do not touch the new memory. May wait for a step of an engine.
     ///
     /// # Errors
-    /// There is no memory or descriptor left, or an engine does not finish its step. The next
-    /// client is disconnected, and this is called again.
+    /// There is no memory or descriptor left, an engine does not finish its step, or the reset has
+    /// failed. The next client is disconnected, and this is called again.
     fn renew_memory(&self) -> io::Result<()> {
         Ok(())
     }

@@ -1,45 +1,73 @@
 //! The server's device as a function of its endpoint, and the memory behind its BARs.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use peerbar_dma::{PeerId, Requester};
 use peerbar_endpoint::{BarMemory, PeerPages};
 use peerbar_pci::{Bar, Function, UnsupportedRequest};
-use peerbar_vfio_user::remote::{RemoteDevice, RemoteMapping};
+use peerbar_vfio_user::CONFIG_REGION;
+use peerbar_vfio_user::remote::{CallError, RemoteDevice, RemoteMapping};
 
 /// The longest wait for the answer to a peer's access. The guest's writes to configuration space may
 /// wait for one access.
 const PEER_TIME_OUT: Duration = Duration::from_secs(1);
 
+/// The command register.
+const COMMAND: u64 = 0x04;
+
 /// The server's device as a function.
-pub struct ForeignFunction(pub(crate) Arc<RemoteDevice>);
+pub struct ForeignFunction {
+    remote: Arc<RemoteDevice>,
+    /// The reason for which the last reset failed.
+    failure: Mutex<Option<CallError>>,
+}
+
+impl ForeignFunction {
+    pub(crate) fn new(remote: Arc<RemoteDevice>) -> Self {
+        Self {
+            remote,
+            failure: Mutex::default(),
+        }
+    }
+
+    /// Resets the device. One that cannot be reset gets its command register cleared, so that it is
+    /// no bus master (PCIe Base 6.0, 7.5.1.1.3).
+    fn try_reset(&self) -> Result<(), CallError> {
+        if self.remote.info().can_reset {
+            return self.remote.reset();
+        }
+        self.remote.region_write(CONFIG_REGION, COMMAND, &[0; 2])
+    }
+}
 
 impl Function for ForeignFunction {
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
-        if let Err(error) = self.0.region_read(bar.into(), offset, data) {
+        if let Err(error) = self.remote.region_read(bar.into(), offset, data) {
             log::debug!("BAR{bar}+{offset:#x}: {error}");
             data.fill(0xff);
         }
     }
 
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
-        if let Err(error) = self.0.region_write(bar.into(), offset, data) {
+        if let Err(error) = self.remote.region_write(bar.into(), offset, data) {
             log::debug!("BAR{bar}+{offset:#x}: {error}");
         }
     }
 
     fn peer_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), UnsupportedRequest> {
         let read = self
-            .0
+            .remote
             .region_read_within(PEER_TIME_OUT, bar.into(), offset, data);
         read.map_err(|_| UnsupportedRequest)
     }
 
     fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         let written = self
-            .0
+            .remote
             .region_write_within(PEER_TIME_OUT, bar.into(), offset, data);
         written.map_err(|_| UnsupportedRequest)
     }
@@ -49,9 +77,17 @@ impl Function for ForeignFunction {
     }
 
     fn reset(&self) {
-        if let Err(error) = self.0.reset() {
+        let failure = self.try_reset().err();
+        if let Some(error) = failure {
             log::warn!("the server has not reset its device: {error}");
         }
+        *self.failure.lock() = failure;
+    }
+
+    /// Fails if the last reset has.
+    fn renew_memory(&self) -> io::Result<()> {
+        let failure = *self.failure.lock();
+        failure.map_or(Ok(()), |error| Err(io::Error::other(error)))
     }
 }
 

@@ -57,7 +57,7 @@ impl Proxy {
         let bars = space.bars().to_vec();
         let memory = bars.iter().map(|bar| bar_memory(&remote, &requester, bar));
         let memory: Vec<_> = memory.collect();
-        let function = Arc::new(ForeignFunction(remote.clone()));
+        let function = Arc::new(ForeignFunction::new(remote.clone()));
         // QEMU's event descriptors pass through, so the proxy signals none.
         let vectors = Arc::new(Vectors::new(0).map_err(StartError::Interrupts)?);
         let mappings = Mappings::new(remote.clone(), config);

@@ -55,6 +55,8 @@ pub struct DeviceInfo {
     pub regions: u32,
     /// Number of interrupt indexes; PCI has 5 (VFIO_PCI_NUM_IRQS).
     pub irqs: u32,
+    /// The device supports DEVICE_RESET.
+    pub can_reset: bool,
 }
 
 /// vfio-user, DEVICE_GET_REGION_INFO.

@@ -45,9 +45,13 @@ fn device_info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>, Er
     let (asked, _) = parse::<wire::DeviceInfo>(payload)?;
     check_argsz::<wire::DeviceInfo>(asked.argsz)?;
     let info = device.info();
+    let reset = match info.can_reset {
+        true => wire::device_info::RESET,
+        false => 0,
+    };
     let reply = wire::DeviceInfo {
         argsz: U32::new(wire::DeviceInfo::SIZE),
-        flags: U32::new(wire::device_info::RESET | wire::device_info::PCI),
+        flags: U32::new(reset | wire::device_info::PCI),
         regions: U32::new(info.regions),
         irqs: U32::new(info.irqs),
     };

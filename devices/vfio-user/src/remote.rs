@@ -170,11 +170,6 @@ impl RemoteDevice {
         self.description.info()
     }
 
-    /// Returns `true` if the device supports [`RemoteDevice::reset`].
-    pub fn can_reset(&self) -> bool {
-        self.description.can_reset
-    }
-
     /// Returns the most data, in bytes, and the most descriptors of one message to the server.
     pub fn limits(&self) -> (usize, usize) {
         (self.most_data, self.most_descriptors)

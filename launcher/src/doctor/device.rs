@@ -218,7 +218,7 @@ fn reset(device: &RemoteDevice, config: &Config) -> Finding {
         // Device Capabilities bit 28 (PCIe Base 6.0, 7.5.3.3).
         config.byte(express.saturating_add(7)) & 1 << 4 != 0
     });
-    match (device.can_reset(), function_level) {
+    match (device.info().can_reset, function_level) {
         (true, true) => Finding::ok("reset", "by message and by function"),
         (true, false) => Finding::ok("reset", "by message"),
         (false, _) => Finding::limited(

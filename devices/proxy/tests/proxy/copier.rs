@@ -199,6 +199,7 @@ impl Device for Copier {
         DeviceInfo {
             regions: 10,
             irqs: 5,
+            can_reset: true,
         }
     }
 

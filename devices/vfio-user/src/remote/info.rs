@@ -121,6 +121,7 @@ impl Description {
         DeviceInfo {
             regions: count(self.regions.len()),
             irqs: count(self.irqs.len()),
+            can_reset: self.can_reset,
         }
     }
 }

@@ -134,6 +134,7 @@ impl Device for Board {
         DeviceInfo {
             regions: 9,
             irqs: 5,
+            can_reset: true,
         }
     }
 
