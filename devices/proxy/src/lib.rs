@@ -16,6 +16,7 @@
 
 mod config;
 mod function;
+mod lender;
 mod mappings;
 mod proxy;
 mod router;

@@ -4,10 +4,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use peerbar_dma::Requester;
 use peerbar_endpoint::{ClientMemory, Endpoint, FaultObserver, Served, StartError, Vectors};
-use peerbar_fault::Kind;
 use peerbar_pci::{CONFIG_BYTES, ConfigSpace, Iova, Range};
 use peerbar_vfio_user::remote::{CallError, RemoteDevice, TIME_OUT};
 use peerbar_vfio_user::{
@@ -17,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::config::{Config, ProxyError};
 use crate::function::{ForeignFunction, bar_memory};
+use crate::lender::Lender;
 use crate::mappings::Mappings;
 use crate::router::Router;
 use crate::unconfirmed::Unconfirmed;
@@ -32,7 +32,8 @@ pub struct Proxy {
     remote: Arc<RemoteDevice>,
     endpoint: Endpoint<ForeignFunction>,
     router: Arc<Router>,
-    mappings: Arc<Mutex<Mappings>>,
+    lender: Arc<Lender>,
+    windows: Arc<Windows>,
     /// The first address of the mapping that the client's last message extended, if that was a
     /// DMA_MAP.
     run: Option<Iova>,
@@ -61,14 +62,16 @@ impl Proxy {
         // QEMU's event descriptors pass through, so the proxy signals none.
         let vectors = Arc::new(Vectors::new(0).map_err(StartError::Interrupts)?);
         let mappings = Mappings::new(remote.clone(), config);
-        let mappings = Arc::new(Mutex::new(mappings));
-        let windows = Windows::start(mappings.clone(), unconfirmed);
-        let windows = windows.map_err(StartError::Thread)?;
+        let lender = Lender::new(mappings, requester.clone(), config.count_all);
+        let lender = Arc::new(lender);
+        let windows = Windows::start(lender.clone(), unconfirmed);
+        let windows = Arc::new(windows.map_err(StartError::Thread)?);
         let mut endpoint = Endpoint::new(function, space, memory, requester, vectors);
-        endpoint.observe_windows(Arc::new(windows));
+        endpoint.observe_windows(windows.clone());
         Ok(Self {
             endpoint,
-            mappings,
+            lender,
+            windows,
             remote,
             router,
             run: None,
@@ -82,7 +85,7 @@ impl Proxy {
     /// may be waiting for the server.
     fn client_mappings(&self) -> MutexGuard<'_, Mappings> {
         let _waits = self.remote.client_waits();
-        self.mappings.lock()
+        self.lender.mappings()
     }
 }
 
@@ -109,18 +112,10 @@ impl Served for Proxy {
     }
 
     fn fault_observer(&self) -> FaultObserver {
-        let (mappings, requester) = (self.mappings.clone(), self.endpoint.requester());
-        let is_counted = self.config.count_all;
-        // Only a request can be delayed or fail, and only a request takes time on a link or is lost
-        // there.
+        let (lender, windows) = (self.lender.clone(), self.windows.clone());
         Box::new(move || {
-            // Two threads call this: the later one must not pass on an earlier state.
-            let mut mappings = mappings.lock();
-            let is_slowed = requester.link().is_some();
-            let is_faulty = requester.faults().is_armed(Kind::Dma);
-            let is_down = !requester.link_is_up();
-            let by_messages = is_counted || is_slowed || is_faulty || is_down;
-            mappings.set_by_messages(by_messages);
+            lender.follow_faults();
+            windows.watch_link();
         })
     }
 
@@ -158,7 +153,7 @@ impl Device for Proxy {
             let disabled = self.remote.set_irqs(index, 0, 0, &IrqAction::Disable);
             disabled.unwrap_or_else(|error| log::debug!("interrupt {index} stays set up: {error}"));
         }
-        self.mappings.lock().unmap(Range::all());
+        self.lender.mappings().unmap(Range::all());
     }
 
     fn info(&self) -> DeviceInfo {

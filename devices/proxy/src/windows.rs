@@ -3,15 +3,26 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::PeerId;
 use peerbar_endpoint::{Acknowledgement, ObservedWindow, WindowObserver};
 
-use crate::mappings::Mappings;
+use crate::lender::Lender;
 use crate::unconfirmed::Unconfirmed;
+
+/// Time between two looks at a link that is down. A fault says for how long it stays so.
+const LINK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A reason to change the server's mappings.
+enum Event {
+    Windows(Change),
+    /// The link may have gone down.
+    Link,
+}
 
 /// A change of the peers' windows.
 struct Change {
@@ -24,7 +35,7 @@ struct Change {
 
 /// Passes changes of the peers' windows to the thread that lends them.
 pub(crate) struct Windows {
-    changes: Mutex<Sender<Change>>,
+    events: Mutex<Sender<Event>>,
     /// The peers whose memory the server may use.
     lenders: Mutex<HashSet<PeerId>>,
     unconfirmed: Arc<Unconfirmed>,
@@ -32,25 +43,27 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// Starts the thread, which ends when this is dropped.
-    pub(crate) fn start(
-        mappings: Arc<Mutex<Mappings>>,
-        unconfirmed: Arc<Unconfirmed>,
-    ) -> io::Result<Self> {
-        let (changes, waiting) = channel();
+    pub(crate) fn start(lender: Arc<Lender>, unconfirmed: Arc<Unconfirmed>) -> io::Result<Self> {
+        let (events, waiting) = channel();
         let confirmed = unconfirmed.clone();
         Builder::new()
             .name("windows".to_owned())
-            .spawn(move || lend(&mappings, &waiting, &confirmed))?;
+            .spawn(move || follow(&lender, &waiting, &confirmed))?;
         Ok(Self {
-            changes: Mutex::new(changes),
+            events: Mutex::new(events),
             lenders: Mutex::default(),
             unconfirmed,
         })
     }
 
-    fn change(&self, change: Change) {
+    /// Has the thread wait for the link, if that is down.
+    pub(crate) fn watch_link(&self) {
+        self.send(Event::Link);
+    }
+
+    fn send(&self, event: Event) {
         // Fails if the thread has panicked.
-        let _ = self.changes.lock().send(change);
+        let _ = self.events.lock().send(event);
     }
 
     /// Returns `true` if the change may take memory of the peer from the server.
@@ -73,32 +86,56 @@ impl WindowObserver for Windows {
     ) {
         let takes_memory = self.takes_memory(peer, &windows);
         let unconfirmed = takes_memory.then(|| self.unconfirmed.begin(acknowledgement));
-        self.change(Change {
+        self.send(Event::Windows(Change {
             peer: Some(peer),
             windows,
             unconfirmed,
-        });
+        }));
     }
 
     fn lost(&self) {
         self.lenders.lock().clear();
-        self.change(Change {
+        self.send(Event::Windows(Change {
             peer: None,
             windows: Vec::new(),
             unconfirmed: None,
-        });
+        }));
     }
 }
 
-fn lend(mappings: &Mutex<Mappings>, changes: &Receiver<Change>, unconfirmed: &Unconfirmed) {
-    for change in changes {
-        let mut mappings = mappings.lock();
-        match change.peer {
-            Some(peer) => mappings.set_windows(peer, change.windows),
+fn follow(lender: &Lender, events: &Receiver<Event>, unconfirmed: &Unconfirmed) {
+    let mut was_down = false;
+    loop {
+        let is_down = !lender.link_is_up();
+        if std::mem::replace(&mut was_down, is_down) && !is_down {
+            lender.follow_faults();
+        }
+        match next(events, is_down) {
+            Ok(Event::Windows(change)) => change.apply(lender, unconfirmed),
+            Ok(Event::Link) => lender.follow_faults(),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// Waits for the next event, while the link is down for a limited time.
+fn next(events: &Receiver<Event>, is_down: bool) -> Result<Event, RecvTimeoutError> {
+    match is_down {
+        true => events.recv_timeout(LINK_INTERVAL),
+        false => events.recv().map_err(RecvTimeoutError::from),
+    }
+}
+
+impl Change {
+    fn apply(self, lender: &Lender, unconfirmed: &Unconfirmed) {
+        let mut mappings = lender.mappings();
+        match self.peer {
+            Some(peer) => mappings.set_windows(peer, self.windows),
             None => mappings.close_windows(),
         }
         drop(mappings);
-        if let Some(number) = change.unconfirmed {
+        if let Some(number) = self.unconfirmed {
             unconfirmed.confirm(number);
         }
     }

@@ -260,6 +260,8 @@ fn memory_is_lent_as_long_as_no_fault_needs_requests() {
     mapped(false);
     control(&path, "link-up device");
     mapped(true);
+    control(&path, "link-down device for=1s");
+    mapped(true);
 }
 
 #[test]
