@@ -20,7 +20,7 @@ use peerbar_endpoint::ObservedWindow;
 use peerbar_pci::{Iova, Range};
 use peerbar_vfio_user::DmaMap;
 use peerbar_vfio_user::remote::{CallError, Lending, RemoteDevice};
-use rustix::fs::fstat;
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use crate::config::Config;
@@ -118,8 +118,9 @@ pub(crate) struct Mappings<S = RemoteDevice> {
     by_messages: bool,
     /// Lend all memory for reads and writes.
     read_write: bool,
-    /// The files that are lent, by device and inode: the client sends many descriptors of one.
-    files: HashMap<(u64, u64), Weak<OwnedFd>>,
+    /// The files that are lent, by device, inode and permitted access: the client sends many
+    /// descriptors of one.
+    files: HashMap<(u64, u64, OFlags), Weak<OwnedFd>>,
     client: Table,
     /// The windows of the peers. The first that covers an address counts.
     windows: Vec<Window>,
@@ -152,10 +153,10 @@ impl<S: Borrower> Mappings<S> {
         })
     }
 
-    /// Returns a descriptor of the file that this one is of.
+    /// Returns a descriptor of the file that this one is of, for the same access.
     fn file(&mut self, fd: &OwnedFd) -> Result<Arc<OwnedFd>, Errno> {
-        let status = fstat(fd)?;
-        let id = (status.st_dev, status.st_ino);
+        let (status, access) = (fstat(fd)?, fcntl_getfl(fd)? & OFlags::ACCMODE);
+        let id = (status.st_dev, status.st_ino, access);
         if let Some(known) = self.files.get(&id).and_then(Weak::upgrade) {
             return Ok(known);
         }
@@ -370,9 +371,11 @@ fn union(one: Range<Iova>, other: Range<Iova>) -> Range<Iova> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use parking_lot::Mutex;
     use peerbar_pci::BusAddress;
-    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::fs::{MemfdFlags, Mode, memfd_create, open};
 
     use super::*;
 
@@ -546,6 +549,24 @@ mod tests {
         assert_eq!(rig.has(), joined);
         rig.mappings.unmap(range(0x1000, 0x1fff));
         assert_eq!(rig.has().first(), Some(&(0x2000, 0x2fff, Some(0x9000))));
+    }
+
+    #[test]
+    fn descriptor_for_reads_is_not_replaced_by_one_for_writes() {
+        let mut rig = Rig::new();
+        let path = format!("/proc/self/fd/{}", rig.memory.as_raw_fd());
+        let read_only = open(path, OFlags::RDONLY, Mode::empty()).unwrap();
+        let _writable = rig.lent(0, 0xfff, Some(0));
+        let map = DmaMap {
+            range: range(0x1000, 0x1fff),
+            readable: true,
+            writable: false,
+            memory: Some((read_only, 0x1000)),
+        };
+        let lent = rig.mappings.lend(&map).unwrap();
+        let (file, _) = lent.memory.unwrap();
+        let access = fcntl_getfl(file).unwrap() & OFlags::ACCMODE;
+        assert_eq!(access, OFlags::RDONLY);
     }
 
     #[test]
