@@ -135,13 +135,15 @@ pub(crate) fn let_foreign_die(servers: &mut [Server], losable: &BTreeSet<String>
 /// waits for it. A server that fails may have lost data, and one that has ended unexpectedly has
 /// left its guest. Returns the exit message of the first such server.
 pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
+    // The server of another project may end with its proxy, which is asked first.
+    let unasked = servers.iter_mut().map(|server| server.child.ended());
+    let unasked: Vec<_> = unasked.collect::<anyhow::Result<_>>()?;
     let mut complaint = None;
-    for server in servers.iter_mut().rev() {
-        let unasked = server.child.ended()?.is_some();
+    for (server, unasked) in servers.iter_mut().zip(unasked).rev() {
         let status = server.child.end(END)?;
         // A program of another project may end with any status when it is asked to.
         let has_failed = server.ready.is_none() && !status.success();
-        if (unasked || has_failed) && !server.lost {
+        if (unasked.is_some() || has_failed) && !server.lost {
             complaint.get_or_insert_with(|| exit_message(server, status));
         }
     }
@@ -367,8 +369,57 @@ fn create_scratch(nvme: &Nvme, sockets: &Sockets) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
     use crate::scenario::Scenario;
+
+    /// Starts the server of another project.
+    fn foreign(script: &str, stdin: impl Into<Stdio>, stdout: impl Into<Stdio>) -> Server {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(stdin).stdout(stdout);
+        Server {
+            name: "dev0.server".to_owned(),
+            log: PathBuf::new(),
+            child: Child::spawn(command).unwrap(),
+            lost: false,
+            ready: Some(PathBuf::new()),
+            foreign: Some("dev0".to_owned()),
+            bridges: None,
+            _control: None,
+        }
+    }
+
+    fn connected() -> [OwnedFd; 2] {
+        let (one, other) = UnixStream::pair().unwrap();
+        [one.into(), other.into()]
+    }
+
+    #[test]
+    fn foreign_server_that_ends_with_its_proxy_is_no_failure() {
+        let [from_proxy, to_server] = connected();
+        let [from_server, to_slow] = connected();
+        let server = foreign("exec cat", to_server, from_server);
+        // It ends once the server has, so that the server is stopped last.
+        let script = "trap '' TERM; echo up; exec cat";
+        let mut slow = foreign(script, to_slow, Stdio::piped());
+        let mut stdout = slow.child.take_stdout().unwrap();
+        stdout.read_exact(&mut [0; 3]).unwrap();
+        let proxy = foreign("exec sleep 60", Stdio::null(), from_proxy);
+        assert_eq!(stop(&mut [server, slow, proxy]).unwrap(), None);
+    }
+
+    #[test]
+    fn foreign_server_that_has_ended_before_is_a_failure() {
+        let mut server = foreign("exit 0", Stdio::null(), Stdio::null());
+        server.child.end(END).unwrap();
+        let complaint = stop(&mut [server]).unwrap().unwrap();
+        assert!(
+            complaint.starts_with("server dev0.server ended ("),
+            "{complaint}"
+        );
+    }
 
     #[test]
     fn missing_image_is_created_and_other_kept() {
