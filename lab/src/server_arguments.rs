@@ -48,7 +48,9 @@ pub struct ForeignProgram {
     pub file: PathBuf,
     /// The folder in which it is started.
     pub folder: PathBuf,
-    /// The file that exists once it serves.
+    /// Its socket.
+    pub socket: PathBuf,
+    /// The file that it makes or changes once it serves.
     pub ready: PathBuf,
     /// Files and folders that it may write, in addition to the folder of the run.
     pub writable: Vec<PathBuf>,
@@ -135,6 +137,7 @@ fn foreign_command(device: DeviceSpec<'_>, sockets: &Sockets) -> Option<ServerCo
             },
             folder: command.folder.clone(),
             ready: command.ready.clone().unwrap_or_else(|| socket.clone()),
+            socket: socket.clone(),
             writable: socket
                 .parent()
                 .map(Path::to_owned)
@@ -400,6 +403,7 @@ mod tests {
         let program = ServerProgram::Foreign(ForeignProgram {
             file: "/lab/bin/server".into(),
             folder: "/lab".into(),
+            socket: "/s/foreign-a.sock".into(),
             ready: "/s/foreign-a.sock".into(),
             writable: vec!["/s".into()],
         });

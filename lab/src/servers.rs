@@ -17,7 +17,7 @@ use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::{Folder, SocketLink, flight_record};
-use crate::foreign_socket;
+use crate::foreign_socket::{self, ReadyFile};
 use crate::injecting::{FABRIC, link_name};
 use crate::parent_death;
 use crate::programs::program;
@@ -43,8 +43,8 @@ pub struct Server {
     pub child: Child,
     /// Set if a check has asked for its death: then its end is no failure.
     pub lost: bool,
-    /// The file that exists once it serves, if it is a program of another project.
-    ready: Option<PathBuf>,
+    /// The file that shows that it serves, if it is a program of another project.
+    ready: Option<ReadyFile>,
     /// The device with a server of another project, if it is that server or its proxy.
     foreign: Option<String>,
     /// Its socket for questions about the windows of its ports, if it is a switch with such
@@ -205,13 +205,17 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
         None => Stdio::piped(),
     };
     wrapped.stdin(input).stdout(stdout).stderr(stderr);
+    if let Some(foreign) = foreign {
+        foreign_socket::free(&foreign.socket)?;
+    }
+    let ready = foreign.map(|foreign| ReadyFile::before_start(&foreign.ready));
     let child = Child::spawn(wrapped)?;
     Ok(Server {
         name: server.name.clone(),
         log: folder.path().join(name),
         child,
         lost: false,
-        ready: foreign.map(|foreign| foreign.ready.clone()),
+        ready,
         foreign: server.foreign.clone(),
         bridges: None,
         _control: None,
@@ -278,7 +282,7 @@ fn unready<'a>(
 ) -> Result<Option<&'a Server>, Failure> {
     for (server, output) in servers.iter_mut().zip(output).skip(first) {
         let is_ready = match &server.ready {
-            Some(file) => foreign_socket::is_ready(file),
+            Some(file) => file.lack().is_none(),
             None => output.starts_with(b"ready\n"),
         };
         if is_ready {
@@ -294,11 +298,11 @@ fn unready<'a>(
 
 fn late(server: &Server) -> anyhow::Error {
     let seconds = START.as_secs();
-    match &server.ready {
-        Some(file) => anyhow!(
-            "server {} is not ready after {seconds} s: there is no {}; its log is {}",
+    let lack = server.ready.as_ref().and_then(ReadyFile::lack);
+    match lack {
+        Some(lack) => anyhow!(
+            "server {} is not ready after {seconds} s: {lack}; its log is {}",
             server.name,
-            file.display(),
             server.log.display()
         ),
         None => anyhow!("server {} is not ready after {seconds} s", server.name),
@@ -384,7 +388,7 @@ mod tests {
             log: PathBuf::new(),
             child: Child::spawn(command).unwrap(),
             lost: false,
-            ready: Some(PathBuf::new()),
+            ready: Some(ReadyFile::before_start(Path::new("/none"))),
             foreign: Some("dev0".to_owned()),
             bridges: None,
             _control: None,

@@ -232,8 +232,11 @@ fn directory(path: &Path) -> &Path {
     parent.unwrap_or(Path::new("."))
 }
 
-/// Removes a stale socket. Fails if the file must stay.
-fn remove_stale(path: &Path) -> Result<(), BindError> {
+/// Removes the socket of a server that has ended, if there is one at `path`.
+///
+/// # Errors
+/// A server listens there, or the file is not a socket: it stays.
+pub fn remove_stale(path: &Path) -> Result<(), BindError> {
     let system = |source| BindError::System {
         path: path.to_owned(),
         source,
