@@ -20,6 +20,8 @@ use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
 /// Extension of images that are gone with the run.
 pub(crate) const SCRATCH: &str = "img";
+/// First characters of the names of the folders of other projects' servers.
+pub(crate) const FOREIGN: &str = "foreign-";
 /// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server may
 /// be slow under a debugger, or on a loaded machine.
 const SERVER_TIMEOUT_MS: u32 = 600_000;
@@ -391,11 +393,12 @@ impl Sockets {
     }
 
     /// Returns the socket of the server behind the proxy of `device`: the server listens, the proxy
-    /// connects.
+    /// connects. Without a path of the user, it is alone in a folder that its server may write.
     pub fn foreign(&self, device: &Foreign) -> PathBuf {
         let own = || {
             let folder = self.folder_of(&device.name);
-            folder.join(format!("foreign-{}.sock", device.name))
+            let own = folder.join(format!("{FOREIGN}{}", device.name));
+            own.join("socket")
         };
         device.socket.clone().unwrap_or_else(own)
     }

@@ -1,7 +1,7 @@
 //! The command lines of servers, rendered from a [`Topology`]. Pure: nothing is started here.
 
 use std::net::Ipv6Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use peerbar_dma::Latency;
 use peerbar_flight::Level;
@@ -52,7 +52,7 @@ pub struct ForeignProgram {
     pub socket: PathBuf,
     /// The file that it makes or changes once it serves.
     pub ready: PathBuf,
-    /// Files and folders that it may write, in addition to the folder of the run.
+    /// Files and folders that it may write, in addition to the folder of its socket.
     pub writable: Vec<PathBuf>,
 }
 
@@ -138,12 +138,7 @@ fn foreign_command(device: DeviceSpec<'_>, sockets: &Sockets) -> Option<ServerCo
             folder: command.folder.clone(),
             ready: command.ready.clone().unwrap_or_else(|| socket.clone()),
             socket: socket.clone(),
-            writable: socket
-                .parent()
-                .map(Path::to_owned)
-                .into_iter()
-                .chain(command.writable.iter().cloned())
-                .collect(),
+            writable: command.writable.clone(),
         }),
         arguments: arguments.map(|word| word.replace(SOCKET, &text)).collect(),
         recording: None,
@@ -299,6 +294,7 @@ fn options<C: Default + Serialize>(config: &C) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::time::Duration;
 
     use super::*;
@@ -391,9 +387,9 @@ mod tests {
         let scenario = Scenario::parse_interactive(Path::new("/lab/x.toml"), text).unwrap();
         let lines = lines(&scenario);
         let expected = [
-            "-s /s/foreign-a.sock",
+            "-s /s/foreign-a/socket",
             "--socket-path /s/device-a.sock --control /s/device-a.control --switch /s/switch-s0.sock --port-name a \
-             --link-latency 2us --server /s/foreign-a.sock --count-all",
+             --link-latency 2us --server /s/foreign-a/socket --count-all",
             "--socket-path /s/device-b.sock --control /s/device-b.control --server /run/b --read-write",
         ];
         assert_eq!(lines[1..], expected);
@@ -403,9 +399,9 @@ mod tests {
         let program = ServerProgram::Foreign(ForeignProgram {
             file: "/lab/bin/server".into(),
             folder: "/lab".into(),
-            socket: "/s/foreign-a.sock".into(),
-            ready: "/s/foreign-a.sock".into(),
-            writable: vec!["/s".into()],
+            socket: "/s/foreign-a/socket".into(),
+            ready: "/s/foreign-a/socket".into(),
+            writable: Vec::new(),
         });
         assert_eq!(
             (first[1].name.as_str(), &first[1].program),

@@ -1,10 +1,11 @@
 //! The servers' processes: one for each switch and one for each device.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::path::{self, Path, PathBuf};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -197,7 +198,7 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
     let name = format!("{}-{}.log", server.kind, server.name);
     let stderr = folder.file(&name)?;
     let mut wrapped = match foreign {
-        Some(foreign) => wrap_foreign(&command, foreign, folder)?,
+        Some(foreign) => wrap_foreign(&command, foreign)?,
         None => parent_death::confined(&command)?,
     };
     let stdout = match foreign {
@@ -205,9 +206,6 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
         None => Stdio::piped(),
     };
     wrapped.stdin(input).stdout(stdout).stderr(stderr);
-    if let Some(foreign) = foreign {
-        foreign_socket::free(&foreign.socket)?;
-    }
     let ready = foreign.map(|foreign| ReadyFile::before_start(&foreign.ready));
     let child = Child::spawn(wrapped)?;
     Ok(Server {
@@ -222,16 +220,16 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
     })
 }
 
-/// Returns `command` confined as a program of another project, in its folder.
-fn wrap_foreign(
-    command: &Command,
-    foreign: &ForeignProgram,
-    folder: &Folder,
-) -> Result<Command, Failure> {
-    // It starts in another folder, so a relative path of the run would lead elsewhere.
-    let own = path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
+/// Returns `command` confined as a program of another project, in its folder. The path of its socket
+/// is free then, and the folder of the socket exists.
+fn wrap_foreign(command: &Command, foreign: &ForeignProgram) -> Result<Command, Failure> {
+    let own = foreign.socket.parent();
+    let own = own.context("the path of a socket without a folder")?;
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(own);
+    made.with_context(|| format!("cannot make the folder {}", own.display()))?;
+    foreign_socket::free(&foreign.socket)?;
     let writable = foreign.writable.iter().map(PathBuf::as_path);
-    let writable: Vec<&Path> = [own.as_path()].into_iter().chain(writable).collect();
+    let writable: Vec<&Path> = [own].into_iter().chain(writable).collect();
     let mut wrapped = parent_death::confined_to(&writable, command)?;
     wrapped.current_dir(&foreign.folder);
     Ok(wrapped)

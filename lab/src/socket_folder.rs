@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
-use crate::qemu::{SCRATCH, Sockets};
+use crate::qemu::{FOREIGN, SCRATCH, Sockets};
 use crate::temporary_folder::temporary_folder;
 
 const PREFIX: &str = "peerbar-run-";
@@ -86,8 +86,8 @@ fn is_ours(entry: &DirEntry) -> bool {
     named && entry.metadata().is_ok_and(ours)
 }
 
-/// Removes a run's sockets, its scratch images, its keys, its lock and its folder, unless the lock
-/// is held; a folder with anything else in it stays.
+/// Removes a run's sockets, its scratch images, its keys, the folders of other projects' servers,
+/// its lock and its folder, unless the lock is held; a folder with anything else in it stays.
 fn remove_abandoned(folder: &Path) -> io::Result<()> {
     let lock = File::open(folder.join(LOCK))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -97,8 +97,12 @@ fn remove_abandoned(folder: &Path) -> io::Result<()> {
             .path()
             .extension()
             .is_some_and(|extension| extension == SCRATCH);
-        let is_key = entry.file_name().to_string_lossy().starts_with(SSH);
-        if entry.file_type()?.is_socket() || is_image || is_key || entry.file_name() == LOCK {
+        let name = entry.file_name();
+        let is_named = |prefix: &str| name.to_string_lossy().starts_with(prefix);
+        let is_key = is_named(SSH);
+        if entry.file_type()?.is_dir() && is_named(FOREIGN) {
+            fs::remove_dir_all(entry.path())?;
+        } else if entry.file_type()?.is_socket() || is_image || is_key || name == LOCK {
             fs::remove_file(entry.path())?;
         }
     }
@@ -118,6 +122,9 @@ mod tests {
         UnixListener::bind(path.join("report.sock")).unwrap();
         fs::write(path.join("disk0.img"), "").unwrap();
         fs::write(path.join("ssh-key"), "").unwrap();
+        let foreign = path.join("foreign-dev0");
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join("notes"), "of the server").unwrap();
         path
     }
 

@@ -97,6 +97,16 @@ arguments = ["--dies-after", "1", "{dev0:pci}", "{gpu0:pci}"]
 expect = ["the engine is dead, its peer is not"]
 "#;
 
+/// A server that tries to write the folder of all sockets, that of the run, and the folder of its own
+/// socket.
+const WRITER: &str = r#"
+name = "writer"
+
+[[device]]
+name = "dev0"
+command = ["sh", "-c", 'cd "$(dirname $0)"; for at in .. $1/runs/latest/ .; do touch $at/x && echo wrote $at; done; exit 1', "{socket}", "FOLDER"]
+"#;
+
 /// Two disks whose server is peerbar's, behind a proxy as if it were not. The DMA of the second
 /// comes by messages.
 const DISKS: &str = r#"
@@ -160,6 +170,7 @@ fn folder_with(scenario: &str) -> anyhow::Result<TempDir> {
     let server = built("peerbar-foreign")?.display().to_string();
     let disk = built("peerbar-nvme")?.display().to_string();
     let scenario = scenario.replace("SERVER", &server).replace("DISK", &disk);
+    let scenario = scenario.replace("FOLDER", &folder.path().display().to_string());
     fs::write(folder.path().join("x.toml"), scenario)?;
     Ok(folder)
 }
@@ -223,6 +234,24 @@ fn unexpected_death_of_a_foreign_server_fails_the_run() {
     assert!(results.contains("server dev0"), "{results}");
     let log = run.kept("foreign-dev0.server.log").unwrap();
     assert!(log.contains("dies as told"), "{log}");
+}
+
+#[test]
+#[ignore = "needs the built programs; scripts/test runs it"]
+fn foreign_server_writes_only_its_own_folder() {
+    let folder = folder_with(WRITER).unwrap();
+    let output = peerbar(&["devices", "x.toml"], folder.path()).unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        said.contains("server dev0.server ended (exit status: 1): wrote ."),
+        "{said}"
+    );
+    let log = folder.path().join("runs/latest/foreign-dev0.server.log");
+    let log = fs::read_to_string(log).unwrap();
+    let denied = log
+        .lines()
+        .filter(|line| line.ends_with("Permission denied"));
+    assert_eq!(denied.count(), 2, "{log}");
 }
 
 /// A server that is started by hand, and ends with this.

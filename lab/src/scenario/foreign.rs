@@ -69,8 +69,7 @@ pub struct ServerProgram {
     pub folder: PathBuf,
     /// The file that must exist before a client may connect, or `None` for the socket.
     pub ready: Option<PathBuf>,
-    /// Files and folders that it may write, in addition to the folders of its socket and of the
-    /// run.
+    /// Files and folders that it may write, in addition to the folder of its socket.
     pub writable: Vec<PathBuf>,
 }
 
