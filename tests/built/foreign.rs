@@ -295,8 +295,8 @@ fn doctor_says_what_a_foreign_server_is() {
     let (_server, found) = start(&socket, folder.path()).unwrap();
     for expected in [
         "device         1234:c0cc, class 120000 (processing accelerator)",
-        "BAR0           8K of 32-bit memory: each access is a message",
-        "BAR2           2M of 64-bit prefetchable memory: peers can map it",
+        "BAR0           8K of 32-bit memory: peers reach it by messages",
+        "BAR2           2M of 64-bit prefetchable memory: peers map it",
         "interrupts     MSI-X with 1 vector",
         "socket can be a [[device]]",
     ] {

@@ -75,7 +75,7 @@ impl Bar {
     }
 
     /// Returns `true` if it takes two registers.
-    pub(crate) fn is_wide(&self) -> bool {
+    pub fn is_wide(&self) -> bool {
         self.is_wide
     }
 

@@ -91,8 +91,8 @@ impl Function for ForeignFunction {
     }
 }
 
-/// Returns the memory behind a BAR of the server's device.
-pub(crate) fn bar_memory(remote: &RemoteDevice, requester: &Requester, bar: &Bar) -> BarMemory {
+/// Returns the memory behind a BAR of the server's device, as peers of the proxy reach it.
+pub fn bar_memory(remote: &RemoteDevice, requester: &Requester, bar: &Bar) -> BarMemory {
     let region = remote.region(bar.index().into());
     let Some(RemoteMapping::Memory {
         file,

@@ -25,5 +25,5 @@ mod upstream;
 mod windows;
 
 pub use config::{Config, ProxyError};
-pub use function::ForeignFunction;
-pub use proxy::Proxy;
+pub use function::{ForeignFunction, bar_memory};
+pub use proxy::{Proxy, mirror};

@@ -90,7 +90,10 @@ impl Proxy {
 }
 
 /// Returns a mirror of the device's configuration space.
-fn mirror(remote: &RemoteDevice) -> Result<ConfigSpace, CallError> {
+///
+/// # Errors
+/// It cannot be read.
+pub fn mirror(remote: &RemoteDevice) -> Result<ConfigSpace, CallError> {
     let mut bytes = [0; CONFIG_BYTES];
     let size = remote.region(CONFIG_REGION).map_or(0, |region| region.size);
     let size = usize::try_from(size).unwrap_or(CONFIG_BYTES);

@@ -5,23 +5,25 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use peerbar_dma::Requester;
+use peerbar_endpoint::BarMemory;
 use peerbar_lab::count::counted;
 use peerbar_lab::size::Size;
-use peerbar_pci::Iova;
-use peerbar_pci::find_capability;
+use peerbar_pci::{Bar, Iova, find_capability};
 use peerbar_vfio_user::CONFIG_REGION;
-use peerbar_vfio_user::remote::{
-    ConnectError, RemoteDevice, RemoteEnd, RemoteHandler, RemoteMapping, RemoteRegion,
-};
+use peerbar_vfio_user::remote::{CallError, ConnectError, RemoteDevice, RemoteEnd, RemoteHandler};
 use rustix::io::Errno;
 
 use super::finding::Finding;
 
 /// Longest wait for each of the server's answers.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// VFIO_PCI_ROM_REGION_INDEX (Linux include/uapi/linux/vfio.h).
-const ROM: u32 = 6;
-/// The indexes of interrupts, by the same file.
+/// Number of BARs.
+const BARS: usize = 6;
+/// Bits of a BAR's first register (PCI Local Bus 3.0, 6.2.5.1).
+const IO_SPACE: u8 = 0b1;
+const PREFETCHABLE: u8 = 0b1000;
+/// The indexes of interrupts (Linux include/uapi/linux/vfio.h).
 const INTERRUPTS: [&str; 3] = ["INTx", "MSI", "MSI-X"];
 /// Bytes of the header and the capabilities that are read.
 const CONFIG_BYTES: usize = 256;
@@ -58,26 +60,41 @@ impl RemoteHandler for Refusing {
 /// Connects to the server at `socket`, and describes it. It reads configuration space, and no
 /// other region.
 pub(super) fn findings(socket: &Path) -> Vec<Finding> {
-    let device = match RemoteDevice::connect(socket, Arc::new(Refusing), PATIENCE) {
-        Ok(device) => device,
-        Err(error) => return vec![unusable(error)],
-    };
-    let mut config = [0; CONFIG_BYTES];
-    if let Err(error) = device.region_read(CONFIG_REGION, 0, &mut config) {
+    match RemoteDevice::connect(socket, Arc::new(Refusing), PATIENCE) {
+        Ok(device) => of(&device),
+        Err(error) => vec![unusable(error)],
+    }
+}
+
+fn of(device: &RemoteDevice) -> Vec<Finding> {
+    let described = described_by(device).unwrap_or_else(|error| {
         let found = format!("its configuration space cannot be read: {error}");
         let mend = "the server must answer REGION_READ of region 7";
-        return vec![server(&device), Finding::failed("device", found, mend)];
-    }
+        vec![Finding::failed("device", found, mend)]
+    });
+    [server(device)].into_iter().chain(described).collect()
+}
+
+/// Describes the device.
+///
+/// # Errors
+/// Its configuration space cannot be read.
+fn described_by(device: &RemoteDevice) -> Result<Vec<Finding>, CallError> {
+    let mut config = [0; CONFIG_BYTES];
+    device.region_read(CONFIG_REGION, 0, &mut config)?;
     let config = Config(config);
-    let mut findings = vec![server(&device), identity(&config), capabilities(&config)];
-    findings.extend((0..ROM).filter_map(|index| bar(&device, &config, index)));
-    findings.extend([interrupts(&device), reset(&device, &config), dma()]);
-    findings
+    let mut findings = vec![identity(&config), capabilities(&config)];
+    findings.extend(bars(device, &config)?);
+    findings.extend([interrupts(device), reset(device, &config), dma()]);
+    Ok(findings)
 }
 
 fn unusable(error: ConnectError) -> Finding {
     let mend = match &error {
-        ConnectError::NotThere(_) => "correct the path if one runs",
+        ConnectError::NotThere(path) => {
+            let found = format!("no vfio-user server at {}", path.display());
+            return Finding::failed("server", found, "start it first, or correct the path");
+        }
         ConnectError::Socket { .. } => "peerbar must run as the user who may connect to it",
         ConnectError::Server { .. } => {
             "if another client is connected, end that one: many servers take only one. \
@@ -112,7 +129,7 @@ fn server(device: &RemoteDevice) -> Finding {
     let (data, descriptors) = device.limits();
     let data = u64::try_from(data).unwrap_or(u64::MAX);
     let found = format!(
-        "speaks vfio-user 0; a message has up to {} of data and {}",
+        "speaks vfio-user; a message has up to {} of data and {}",
         Size(data),
         counted(descriptors, "descriptor")
     );
@@ -154,45 +171,65 @@ fn capabilities(config: &Config) -> Finding {
     }
 }
 
-/// Describes a BAR. The second half of a 64-bit BAR and a missing BAR are not described.
-fn bar(device: &RemoteDevice, config: &Config, index: u32) -> Option<Finding> {
-    const NAMES: [&str; 6] = ["BAR0", "BAR1", "BAR2", "BAR3", "BAR4", "BAR5"];
-    let region = device.region(index).filter(|region| region.size > 0)?;
-    let index = usize::try_from(index).ok()?;
-    let name = NAMES.get(index)?;
-    let flags = config.byte(0x10_usize.saturating_add(index.saturating_mul(4)));
-    let kind = match (flags & 1, flags & 0b100, flags & 0b1000) {
-        (1, ..) => "ports",
-        (_, 0, 0) => "32-bit memory",
-        (_, 0, _) => "32-bit prefetchable memory",
-        (_, _, 0) => "64-bit memory",
-        _ => "64-bit prefetchable memory",
-    };
-    let found = format!("{} of {kind}: {}", Size(region.size), access(region));
-    Some(Finding::ok(name, found))
+/// Describes the BARs, and the access that a proxy of the device gives its peers.
+fn bars(device: &RemoteDevice, config: &Config) -> Result<Vec<Finding>, CallError> {
+    let space = peerbar_proxy::mirror(device)?;
+    let requester = Requester::new();
+    let memory = space.bars().iter().map(|bar| {
+        let memory = peerbar_proxy::bar_memory(device, &requester, bar);
+        let found = format!(
+            "{}: {}",
+            described(bar, config),
+            reached(&memory, bar.size())
+        );
+        Some(Finding::ok(bar_name(bar.index().into())?, found))
+    });
+    let ports = (0..BARS).filter(|index| config.byte(bar_register(*index)) & IO_SPACE != 0);
+    let ports = ports.map(|index| {
+        let size = device.region(u32::try_from(index).ok()?)?.size;
+        let found = format!("{} of I/O ports: peers cannot reach them", Size(size));
+        Some(Finding::ok(bar_name(index)?, found)).filter(|_| size > 0)
+    });
+    Ok(memory.chain(ports).flatten().collect())
 }
 
-fn access(region: &RemoteRegion) -> String {
-    const TRAPPED: &str = "each access is a message";
-    match &region.mapping {
-        RemoteMapping::Nothing => TRAPPED.to_owned(),
-        RemoteMapping::NoArea => format!("{TRAPPED}; no area of it can be mapped"),
-        RemoteMapping::Memory { areas: None, .. } => "peers can map it".to_owned(),
-        RemoteMapping::Memory {
-            areas: Some(areas), ..
-        } => {
-            let bytes = areas
-                .iter()
-                .fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-            match bytes >= region.size {
-                true => "peers can map it".to_owned(),
+fn bar_name(index: usize) -> Option<&'static str> {
+    ["BAR0", "BAR1", "BAR2", "BAR3", "BAR4", "BAR5"]
+        .get(index)
+        .copied()
+}
+
+/// Returns the offset of a BAR's register.
+fn bar_register(index: usize) -> usize {
+    0x10_usize.saturating_add(index.saturating_mul(4))
+}
+
+fn described(bar: &Bar, config: &Config) -> String {
+    let width = if bar.is_wide() { "64-bit" } else { "32-bit" };
+    let prefetchable = match config.byte(bar_register(bar.index().into())) & PREFETCHABLE {
+        0 => "",
+        _ => "prefetchable ",
+    };
+    format!("{} of {width} {prefetchable}memory", Size(bar.size()))
+}
+
+/// Describes how peers reach the memory behind a BAR of this size.
+fn reached(memory: &BarMemory, size: u64) -> String {
+    const MAPPED: &str = "peers map it";
+    match memory {
+        BarMemory::Memory(_) => MAPPED.to_owned(),
+        BarMemory::RegistersWithPages(_, areas, _) => {
+            let sizes = areas.iter().map(|(_, size)| size);
+            let bytes = sizes.fold(0_u64, |sum, size| sum.saturating_add(*size));
+            match bytes >= size {
+                true => MAPPED.to_owned(),
                 false => format!(
-                    "peers can map {} of it in {}, and the rest is reached by messages",
-                    Size(bytes),
-                    counted(areas.len(), "area")
+                    "peers map {} of it, and reach the rest by messages",
+                    Size(bytes)
                 ),
             }
         }
+        BarMemory::Registers | BarMemory::Pages(_) => "peers reach it by messages".to_owned(),
     }
 }
 
@@ -230,7 +267,141 @@ fn reset(device: &RemoteDevice, config: &Config) -> Finding {
 }
 
 fn dma() -> Finding {
-    let found = "a peer's memory is mapped by descriptor; if the server sends DMA_READ and \
-                 DMA_WRITE, no message says before it does";
+    let found = "by mappings of guest RAM and of peers' memory. Only a run shows if the server also \
+                 sends DMA_READ and DMA_WRITE, which `count`, faults and ports that redirect need";
     Finding::ok("DMA", found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use peerbar_pci::Range;
+    use peerbar_vfio_user::{
+        Client, Device, DeviceInfo, DmaMap, Irq, IrqAction, Options, Region, RegionMapping, Stop,
+        serve,
+    };
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    /// A device whose configuration space has these BAR registers. The region of each has 16 KiB and
+    /// the file behind it.
+    struct Board {
+        registers: [u32; 3],
+        file: OwnedFd,
+        /// The areas of the regions.
+        areas: Vec<(u64, u64)>,
+    }
+
+    impl Device for Board {
+        fn attached(&mut self, _: Client) {}
+
+        fn detached(&mut self) {}
+
+        fn info(&self) -> DeviceInfo {
+            DeviceInfo {
+                regions: 9,
+                irqs: 0,
+                can_reset: false,
+            }
+        }
+
+        fn region(&self, index: u32) -> Option<Region<'_>> {
+            let is_bar = usize::try_from(index).is_ok_and(|index| index < self.registers.len());
+            let (size, mapping) = match index {
+                CONFIG_REGION => (4096, RegionMapping::Nothing),
+                _ if is_bar => {
+                    let areas = self.areas.clone();
+                    (0x4000, RegionMapping::Areas(self.file.as_fd(), areas))
+                }
+                _ => (0, RegionMapping::Nothing),
+            };
+            Some(Region {
+                size,
+                readable: true,
+                writable: true,
+                mapping,
+                offset: 0,
+            })
+        }
+
+        fn irq(&self, _: u32) -> Option<Irq> {
+            None
+        }
+
+        fn region_read(&mut self, _: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
+            let mut space = [0; 4096];
+            for (at, register) in (0x10..).step_by(4).zip(self.registers) {
+                space[at..at + 4].copy_from_slice(&register.to_le_bytes());
+            }
+            let at = usize::try_from(offset).unwrap();
+            data.copy_from_slice(&space[at..at + data.len()]);
+            Ok(())
+        }
+
+        fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), Errno> {
+            Err(Errno::NODEV)
+        }
+
+        fn set_irqs(&mut self, _: u32, _: u32, _: u32, _: IrqAction) -> Result<(), Errno> {
+            Err(Errno::NODEV)
+        }
+
+        fn dma_map(&mut self, _: DmaMap) -> Result<(), Errno> {
+            Err(Errno::NODEV)
+        }
+
+        fn dma_unmap(&mut self, _: Range<Iova>) -> Result<(), Errno> {
+            Err(Errno::NODEV)
+        }
+
+        fn reset(&mut self) -> Result<(), Errno> {
+            Err(Errno::NODEV)
+        }
+    }
+
+    /// Returns the lines about the BARs of a device with a file of this size behind each.
+    fn lines(file_bytes: u64, areas: &[(u64, u64)]) -> Vec<String> {
+        let file = memfd_create("bars", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, file_bytes).unwrap();
+        let mut board = Board {
+            // 64-bit prefetchable, its upper half, ports.
+            registers: [0b1100, 0, 1],
+            file,
+            areas: areas.to_vec(),
+        };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let options = Options::new(Stop::new().unwrap());
+        let server = thread::spawn(move || serve(theirs, &mut board, &options));
+        let device = RemoteDevice::start(ours, Arc::new(Refusing), PATIENCE).unwrap();
+        let findings = of(&device);
+        drop(device);
+        server.join().unwrap().unwrap();
+        let bars = findings.iter();
+        let bars = bars.filter(|finding| finding.probe.starts_with("BAR"));
+        bars.map(|finding| format!("{}: {}", finding.probe, finding.found))
+            .collect()
+    }
+
+    #[test]
+    fn peers_access_is_that_which_the_proxy_gives() {
+        let ports = "BAR2: 16K of I/O ports: peers cannot reach them";
+        let bar = "BAR0: 16K of 64-bit prefetchable memory: peers";
+        for (file_bytes, areas, expected) in [
+            (0x4000, [(0, 0x4000)], "map it"),
+            (
+                0x4000,
+                [(0x1000, 0x1000)],
+                "map 4K of it, and reach the rest by messages",
+            ),
+            // As SPDK's, which ends after the doorbells.
+            (0x2000, [(0x1000, 0x1000)], "reach it by messages"),
+        ] {
+            let expected = [format!("{bar} {expected}"), ports.to_owned()];
+            assert_eq!(lines(file_bytes, &areas), expected);
+        }
+    }
 }
