@@ -29,7 +29,8 @@ pub enum Lost {
     /// The server has sent nothing, or taken nothing, for the client's time-out.
     #[error("nothing within the time-out")]
     TimedOut,
-    /// The server has sent something that is not a message, or the system call has failed.
+    /// The server has sent something that is not a message, such as a part of one, or the system
+    /// call has failed.
     #[error("{0}")]
     Failed(io::Error),
 }
@@ -38,9 +39,7 @@ impl From<io::Error> for Lost {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::TimedOut,
-            io::ErrorKind::BrokenPipe
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::UnexpectedEof => Self::HungUp,
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::HungUp,
             _ => Self::Failed(error),
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerbar_vfio_user::decode::{self, Payload, command_name, error_name};
 
@@ -22,6 +22,7 @@ const KNOWN: u32 = 0xf | ERROR;
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) raw: RawClient,
+    time_out: Duration,
     /// The last thing that was sent, in words.
     sent: String,
     /// The last thing that was received, in words.
@@ -41,6 +42,7 @@ impl Session {
     pub(crate) fn new(stream: UnixStream, time_out: Duration) -> io::Result<Self> {
         Ok(Self {
             raw: RawClient::new(stream, time_out)?,
+            time_out,
             sent: "nothing".to_owned(),
             received: "nothing".to_owned(),
             in_sync: false,
@@ -68,11 +70,13 @@ impl Session {
         })
     }
 
-    /// Hangs up, and waits until the server has, too: it can then serve the next client.
+    /// Hangs up, and waits until the server has, too: it can then serve the next client. A server
+    /// that goes on sending is left after the time-out.
     pub(crate) fn hang_up(mut self) {
+        let deadline = Instant::now() + self.time_out;
         // Both fail if the server has hung up.
         let _ = self.raw.stream.shutdown(Shutdown::Write);
-        while self.raw.receive().is_ok() {}
+        while Instant::now() < deadline && self.raw.receive().is_ok() {}
     }
 
     /// Sends a command and returns its reply, which must have a correct header.
@@ -320,5 +324,24 @@ fn whole(payload: &[u8]) -> Payload<'_> {
         start: payload,
         length: payload.len(),
         most_data: 32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn server_that_goes_on_sending_is_left() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let session = Session::new(ours, Duration::from_millis(50)).unwrap();
+        let server = thread::spawn(move || {
+            let reply = wire::message(1, command::INFO, REPLY, &[0; 16]);
+            while wire::send(&theirs, &reply, &[]).is_ok() {}
+        });
+        session.hang_up();
+        server.join().unwrap();
     }
 }

@@ -176,11 +176,15 @@ fn fill(mut stream: &UnixStream, data: &mut [u8]) -> io::Result<()> {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         match stream.read(rest)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            0 => return Err(incomplete("a message ends inside its payload")),
             count => rest = rest.get_mut(count..).unwrap_or_default(),
         }
     }
     Ok(())
+}
+
+fn incomplete(reason: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, reason.into())
 }
 
 /// Receives the next message without its payload. Returns it and the size of the payload, or `None`
@@ -194,7 +198,7 @@ pub fn receive_header(
     match received {
         0 => return Ok(None),
         HEADER => {}
-        _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => return Err(incomplete(format!("a header ends after {received} bytes"))),
     }
     let word = |at| u32_at(&header, at).unwrap_or_default();
     let size = usize::try_from(word(4)).unwrap_or(usize::MAX);

@@ -61,6 +61,8 @@ pub(crate) enum Fate {
     SentTwice,
     /// It comes after the next one.
     Overtaken,
+    /// Half of its header is sent, then the connection ends.
+    Cut,
 }
 
 impl Answer {
@@ -205,6 +207,11 @@ fn pass_replies(
         let fate = answer.fate;
         match fate {
             Fate::Lost => continue,
+            Fate::Cut => {
+                let header = bytes(&answer.message);
+                let _ = wire::send(to, header.get(..8).unwrap_or_default(), &[]);
+                break;
+            }
             Fate::Overtaken if waiting.is_empty() => {
                 waiting.push_back(answer.message);
                 continue;
@@ -221,8 +228,11 @@ fn pass_replies(
 }
 
 fn send(to: &UnixStream, message: &Message) -> bool {
-    let status = (message.flags, message.error);
-    let bytes = wire::message_with(message.id, message.command, status, &message.payload);
     let descriptors: Vec<_> = message.descriptors.iter().map(AsFd::as_fd).collect();
-    wire::send(to, &bytes, &descriptors).is_ok()
+    wire::send(to, &bytes(message), &descriptors).is_ok()
+}
+
+fn bytes(message: &Message) -> Vec<u8> {
+    let status = (message.flags, message.error);
+    wire::message_with(message.id, message.command, status, &message.payload)
 }

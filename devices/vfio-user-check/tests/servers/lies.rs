@@ -615,6 +615,16 @@ pub(crate) const LIES: &[Lie] = &[
         },
         ..TRUTH
     },
+    // Parts of answers are neither answers nor ends of the connection.
+    Lie {
+        tests: &["hostile.large-payload", "hostile.other-type"],
+        reply: |answer| {
+            if answer.is_error() {
+                answer.fate = Fate::Cut;
+            }
+        },
+        ..TRUTH
+    },
     // Clients that leave, and hostile ones.
     Lie {
         tests: &[
