@@ -35,6 +35,8 @@ struct State {
     namespaces: Option<u32>,
     /// The reason why the device cannot lose power.
     powerless: Option<&'static str>,
+    /// The interrupts are those of another process.
+    passes_interrupts_on: bool,
     /// Number of rules that have ever been added.
     added: u32,
     rules: Vec<Armed>,
@@ -104,6 +106,11 @@ pub enum AddError {
         /// The number of the disk's namespaces, counted from 1.
         count: u32,
     },
+    /// The interrupts do not pass this process.
+    #[error(
+        "is for interrupts, which go from the device's own server straight to QEMU: use `dma`, or a device of peerbar's"
+    )]
+    PassedOn,
     /// The device cannot lose power.
     #[error("takes the device's power: {0}")]
     Power(&'static str),
@@ -131,6 +138,7 @@ impl Faults {
             vectors: None,
             namespaces: None,
             powerless: None,
+            passes_interrupts_on: false,
             added: 0,
             rules: Vec::new(),
         };
@@ -159,6 +167,11 @@ impl Faults {
         self.state.lock().namespaces = Some(count);
     }
 
+    /// Refuses rules for interrupts from now on: the device is of another process, which signals them.
+    pub fn pass_interrupts_on(&self) {
+        self.state.lock().passes_interrupts_on = true;
+    }
+
     /// Refuses rules by which the device loses power from now on, for this reason.
     pub fn refuse_power_loss(&self, reason: &'static str) {
         self.state.lock().powerless = Some(reason);
@@ -171,6 +184,9 @@ impl Faults {
         let kind = rule.subject.kind();
         if state.served & bit(kind) == 0 {
             return Err(AddError::NoSubject(kind.into()));
+        }
+        if kind == Kind::Interrupt && state.passes_interrupts_on {
+            return Err(AddError::PassedOn);
         }
         state.check_numbers(&rule.subject)?;
         if let (Action::LosePower { .. }, Some(reason)) = (rule.action, state.powerless) {

@@ -47,6 +47,7 @@ impl Proxy {
     /// [`StartError::Interrupts`], or a [`ProxyError`].
     pub fn start(config: &Config) -> Result<Self, StartError<ProxyError>> {
         let requester = Arc::new(Requester::new());
+        requester.faults().pass_interrupts_on();
         let unconfirmed = Arc::<Unconfirmed>::default();
         let router = Arc::new(Router::new(requester.clone(), unconfirmed.clone()));
         let remote = RemoteDevice::connect(&config.server, router.clone(), TIME_OUT);

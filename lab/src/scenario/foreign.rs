@@ -97,6 +97,9 @@ pub(super) fn foreign(
     let name = table.name.into_inner();
     let attach = attach_points.of_device(table.below)?;
     let link = link(table.link, &name, &attach)?;
+    // It has only the subjects that every device has.
+    let subjects = Faults::default();
+    subjects.pass_interrupts_on();
     let socket = table.socket.map(|socket| folder.join(socket.into_inner()));
     let command = match table.command {
         Some(words) => Some(ServerProgram {
@@ -126,8 +129,7 @@ pub(super) fn foreign(
         kind: table.kind.map(kind).transpose()?,
         count: table.count.unwrap_or_default(),
         read_write: table.read_write,
-        // It has only the subjects that every device has.
-        faults: faults(&table.faults, &Faults::default())?,
+        faults: faults(&table.faults, &subjects)?,
     })
 }
 
@@ -290,6 +292,10 @@ mod tests {
             (
                 format!("{socket}\nfaults = [\"drop completion\"]"),
                 "6: `faults`: `drop completion` is for another device: this one has no completion",
+            ),
+            (
+                format!("{socket}\nfaults = [\"drop interrupt vector=0\"]"),
+                "6: `faults`: `drop interrupt vector=0` is for interrupts, which go from the device's own server straight to QEMU: use `dma`, or a device of peerbar's",
             ),
             (
                 "sockets = \"/s\"".to_owned(),

@@ -10,6 +10,7 @@
 
 mod below_a_switch;
 mod copier;
+mod faults;
 mod lifetime;
 mod pass_through;
 mod posted;
