@@ -246,6 +246,15 @@ mod tests {
     }
 
     #[test]
+    fn two_devices_do_not_share_a_socket() {
+        let second = "socket = \"run/a\"\n[[device]]\nname = \"dev1\"\nsocket = \"./run/a\"";
+        let expected = "/lab/x.toml:8: `socket` /lab/./run/a is already that of another device: give each its own (see line 5)";
+        assert_eq!(parse(second).unwrap_err(), expected);
+        let second = second.replace("./run/a", "run/b");
+        assert!(parse(&second).is_ok());
+    }
+
+    #[test]
     fn mistake_in_a_device_names_its_line_and_remedy() {
         let socket = "socket = \"/s\"";
         for (lines, expected) in [

@@ -52,28 +52,45 @@ pub(super) fn ports(file: &File) -> Result<(), Problem> {
 /// Checks that no two namespaces or Persistent Memory Regions share a file; paths are relative to
 /// `folder`.
 pub(super) fn images(file: &File, folder: &Path) -> Result<(), Problem> {
-    let mut seen: HashMap<PathBuf, Range<usize>> = HashMap::new();
     let namespaces = file.nvme.iter().flat_map(|nvme| nvme.namespaces.get_ref());
-    let images = namespaces.map(|table| (&table.get_ref().file, table.span()));
+    let images = namespaces.map(|table| (table.get_ref().file.as_deref(), table.span()));
     let regions = file.nvme.iter().filter_map(|nvme| nvme.pmr.as_ref());
-    let regions = regions.map(|table| (&table.get_ref().file, table.span()));
-    for (image, span) in images.chain(regions) {
-        let Some(image) = image else {
-            continue;
-        };
-        let path = folder.join(image);
-        if let Some(first) = seen.insert(real(&path), span.clone()) {
-            let message = format!(
-                "image {} is already used by another namespace: give each its own",
-                path.display()
-            );
-            return Err(Problem::new(span, message).with(first));
+    let regions = regions.map(|table| (table.get_ref().file.as_deref(), table.span()));
+    let images = images.chain(regions);
+    let images = images.filter_map(|(image, at)| Some((folder.join(image?), at)));
+    distinct(images, |path| {
+        format!("image {path} is already used by another namespace: give each its own")
+    })
+}
+
+/// Checks that no two devices of other projects' servers have one socket; paths are relative to
+/// `folder`.
+pub(super) fn sockets(file: &File, folder: &Path) -> Result<(), Problem> {
+    let sockets = file
+        .device
+        .iter()
+        .filter_map(|device| device.socket.as_ref());
+    let sockets = sockets.map(|socket| (folder.join(socket.get_ref()), socket.span()));
+    distinct(sockets, |path| {
+        format!("`socket` {path} is already that of another device: give each its own")
+    })
+}
+
+/// Checks that no two paths lead to one file.
+fn distinct(
+    paths: impl Iterator<Item = (PathBuf, Range<usize>)>,
+    mistake: impl FnOnce(path::Display<'_>) -> String,
+) -> Result<(), Problem> {
+    let mut seen: HashMap<PathBuf, Range<usize>> = HashMap::new();
+    for (path, at) in paths {
+        if let Some(first) = seen.insert(real(&path), at.clone()) {
+            return Err(Problem::new(at, mistake(path.display())).with(first));
         }
     }
     Ok(())
 }
 
-/// Returns the path that identifies an image, even if it does not exist yet.
+/// Returns the path that identifies a file, even if it does not exist yet.
 fn real(path: &Path) -> PathBuf {
     let missing = || {
         let path = path::absolute(path).ok()?;

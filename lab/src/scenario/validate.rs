@@ -110,6 +110,7 @@ impl Hardware {
         together::ports(file)?;
         bus_numbers::fit(file)?;
         together::images(file, folder)?;
+        together::sockets(file, folder)?;
         let p2pmem = together::P2pmem::of(file);
         let devices = AttachedDevices::read(file, &points, folder)?;
         let Endpoints { nvmes, gpus, .. } = devices.endpoints();
