@@ -71,6 +71,18 @@ fn own_servers_conform() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn server_conforms_behind_a_proxy() -> anyhow::Result<()> {
+    let server = start("peerbar-gpu", &["--vram", "16M"])?;
+    let path = server.socket().to_str().context("a path in UTF-8")?;
+    let proxy = start("peerbar-proxy", &["--server", path])?;
+    let output = check(proxy.socket(), &[])?;
+    ensure_passed(&output, "a proxy")?;
+    crate::server::end(proxy)?;
+    crate::server::end(server)
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn server_conforms_through_a_trace() -> anyhow::Result<()> {
     let daemon = start("peerbar-gpu", &["--vram", "16M"])?;
     let folder = tempfile::tempdir()?;
