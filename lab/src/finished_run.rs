@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::Context;
 use peerbar_report::{KtapError, Line, Measure, Verdict};
@@ -12,6 +13,7 @@ use crate::folder::{Folder, QEMU_LOG};
 use crate::guest::Guest;
 use crate::report::{CheckTime, REPORT, Report, Row};
 use crate::results::{RESULTS, RunResults};
+use crate::run_file;
 use crate::scenario::Scenario;
 use crate::started::Started;
 use crate::verdict::{Ending, Evidence, RunVerdict, cut_off, judge};
@@ -25,6 +27,8 @@ pub const EVIDENCE: &str = "evidence.json";
 pub const TIMES: &str = "times.json";
 /// The last file in a run's folder: its verdict in one line.
 pub const VERDICT: &str = "verdict";
+/// First characters of the verdict of a run that has no results.
+const NOT_RUN: &str = "not run: ";
 
 /// A run that has ended and is not yet judged.
 pub struct FinishedRun {
@@ -177,9 +181,16 @@ impl Concluded {
 /// Writes the verdict of a run that was not run to its end, with the reason `why`. The caller
 /// reports that reason, so an error of the file is a warning and does not take its place.
 pub fn leave_not_run(folder: &Folder, why: impl Display) {
-    if let Err(error) = folder.write(VERDICT, &format!("not run: {why}\n")) {
+    if let Err(error) = folder.write(VERDICT, &format!("{NOT_RUN}{why}\n")) {
         log::warn!("the run is left without a verdict: {error:#}");
     }
+}
+
+/// Returns the verdict of the run in `folder` if it was not run to its end, and so has no results.
+pub fn not_run(folder: &Path) -> Option<String> {
+    let verdict = run_file::read_to_string(&folder.join(VERDICT)).ok()?;
+    let is_meant = verdict.starts_with(NOT_RUN) && !folder.join(RESULTS).exists();
+    is_meant.then(|| verdict.trim_end().to_owned())
 }
 
 #[cfg(test)]

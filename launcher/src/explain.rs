@@ -23,11 +23,12 @@ use serde_json::json;
 use case::Case;
 use explanation::Explanation;
 use pairs::Pair;
-use recorded::Recorded;
+use recorded::{Recorded, check_was_run};
 
 use crate::cli;
 use crate::iommu::{injected, register_writes};
 use peerbar_lab::exit::{Failure, RunOutcome};
+use peerbar_lab::finished_run::not_run;
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::{columns, print};
@@ -47,6 +48,11 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
         )?;
     } else {
         for (number, (guest, folder)) in asked_runs(options)?.into_iter().enumerate() {
+            // The others of a group have results, or the group itself has none.
+            if let Some((guest, verdict)) = guest.as_ref().zip(not_run(&folder)) {
+                print(&format!("== guest {guest}\n{verdict}\n"))?;
+                continue;
+            }
             let case = Case::of_run(Recorded::read(&folder)?)?;
             if number == 0 && !options.json {
                 print(&unless_passed(&case))?;
@@ -66,6 +72,7 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
 /// Returns the folders of the runs that are to be explained. A device, and a document of JSON, are
 /// of one guest.
 fn asked_runs(options: &cli::Explain) -> Result<Vec<(Option<String>, PathBuf)>, Failure> {
+    check_was_run(&options.run)?;
     match options.json || options.provider.is_some() {
         true => Ok(vec![(None, options.guest.folder(&options.run)?)]),
         false => options.guest.folders(&options.run),

@@ -134,6 +134,46 @@ fn run_without_a_verdict_is_not_explained() {
 }
 
 #[test]
+fn guest_that_was_not_run_is_explained_by_its_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    let why = "not run: guest left is not ready after 90 s";
+    fs::write(run.join("guests.json"), r#"["left", "right"]"#).unwrap();
+    fs::write(run.join("verdict"), format!("{why}\n")).unwrap();
+    let path = run.to_str().unwrap();
+    let refused = peerbar(&["explain", "--run", path]).unwrap();
+    let expected = format!("peerbar: {path} has no results: {why}\n");
+    assert_eq!(
+        (refused.status.code(), stderr(&refused)),
+        (Some(2), expected)
+    );
+
+    let failed = r#""exit_code": 1, "verdict": {"outcome": "failed", "reason": "not ready"}"#;
+    let guests = "[[guest]]\nname = \"left\"\n[[guest]]\nname = \"right\"\n";
+    let disk = DISK.replace("namespaces", "guest = \"left\"\nnamespaces");
+    let other = disk.replace("left", "right").replace("\"d\"", "\"e\"");
+    let group = format!("name = \"x\"\n{guests}{disk}{other}");
+    write_run(run, &group, failed).unwrap();
+    fs::write(run.join("verdict"), "failed: not ready\n").unwrap();
+    let [left, right] = ["left", "right"].map(|name| run.join(name));
+    fs::create_dir(&left).unwrap();
+    fs::create_dir(&right).unwrap();
+    write_run(&left, &format!("name = \"x\"\n{DISK}"), failed).unwrap();
+    fs::write(left.join("verdict"), "failed: not ready\n").unwrap();
+    fs::write(right.join("verdict"), format!("{why}\n")).unwrap();
+    let explained = peerbar(&["explain", "--run", path]).unwrap();
+    let text = String::from_utf8_lossy(&explained.stdout);
+    assert_eq!(explained.status.code(), Some(0), "{}", stderr(&explained));
+    assert!(text.starts_with("the run: failed: not ready\n"), "{text}");
+    assert!(
+        text.ends_with(&format!("== guest right\n{why}\n")),
+        "{text}"
+    );
+    let refused = peerbar(&["explain", "--run", path, "--guest", "right"]).unwrap();
+    assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
+}
+
+#[test]
 fn failed_run_of_guests_that_passed_never_looks_passed() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path();

@@ -7,7 +7,7 @@ use peerbar_report::Evidence;
 use serde::de::DeserializeOwned;
 
 use peerbar_lab::exit::Failure;
-use peerbar_lab::finished_run::{EVIDENCE, SCENARIO, VERDICT};
+use peerbar_lab::finished_run::{EVIDENCE, SCENARIO, VERDICT, not_run};
 use peerbar_lab::group_of;
 use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
 use peerbar_lab::run_file;
@@ -35,8 +35,10 @@ impl Recorded {
     /// Reads the run in `folder`.
     ///
     /// # Errors
-    /// The folder has no run, the run has not ended, or another version of peerbar made it.
+    /// The folder has no run, the run has not begun or not ended, or another version of peerbar made
+    /// it.
     pub(crate) fn read(folder: &Path) -> Result<Self, Failure> {
+        check_was_run(folder)?;
         let run = Self::read_before_verdict(folder)?;
         text(folder, VERDICT)?;
         if let Some(group) = group_of(folder).map_err(Failure::Usage)? {
@@ -83,6 +85,20 @@ impl Recorded {
             across,
         })
     }
+}
+
+/// Checks that the run in `folder` was run to its end.
+///
+/// # Errors
+/// It was not, for the reason that the message gives.
+pub(crate) fn check_was_run(folder: &Path) -> Result<(), Failure> {
+    let Some(verdict) = not_run(folder) else {
+        return Ok(());
+    };
+    let folder = folder.display();
+    Err(Failure::Usage(anyhow!(
+        "{folder} has no results: {verdict}"
+    )))
 }
 
 /// The results of a run of several guests.
