@@ -21,7 +21,7 @@ use crate::folder::{Folder, SocketLink, flight_record};
 use crate::foreign_socket::{self, ReadyFile};
 use crate::injecting::{FABRIC, link_name};
 use crate::parent_death;
-use crate::programs::program;
+use crate::programs::{check_foreign, program};
 use crate::qemu::Sockets;
 use crate::scenario::{DeviceSpec, Model, Namespace, Nvme};
 use crate::server_arguments::{ForeignProgram, ServerCommand, ServerProgram, server_commands};
@@ -98,7 +98,10 @@ pub fn start(
     }
     for commands in server_commands(topology, recording, sockets) {
         let first = servers.len();
-        let needed = |command: &ServerCommand| !survivors.contains(&command.name);
+        let needed = |command: &ServerCommand| {
+            let device = command.foreign.as_ref();
+            !survivors.contains(device.unwrap_or(&command.name))
+        };
         for command in commands.into_iter().filter(needed) {
             let mut server = match command.kind == "switch" && sockets.has_monitor() {
                 true => spawn_switch(&command, folder)?,
@@ -223,6 +226,8 @@ fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<S
 /// Returns `command` confined as a program of another project, in its folder. The path of its socket
 /// is free then, and the folder of the socket exists.
 fn wrap_foreign(command: &Command, foreign: &ForeignProgram) -> Result<Command, Failure> {
+    let program = check_foreign(&foreign.file);
+    program.map_err(Failure::Usage)?;
     let own = foreign.socket.parent();
     let own = own.context("the path of a socket without a folder")?;
     let made = DirBuilder::new().recursive(true).mode(0o700).create(own);

@@ -13,11 +13,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use peerbar_flight::Level;
 use peerbar_images::{Cache, Origin, Qemu, Root};
 use peerbar_lab::accel::AccelChoice;
 use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::programs::program;
+use peerbar_lab::programs::{check_foreign, in_path, program};
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
 use peerbar_lab::server_arguments::{ServerProgram, server_commands};
@@ -107,6 +108,7 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
     let missing = programs.find_map(|name| program(name).err());
     let missing = missing.map(|error| error.to_string());
     let mut findings = vec![software::programs(missing)];
+    findings.extend(of_foreign(&topology, &sockets));
     findings.extend(of_software(own, scenario, file, &cache));
     let cpuinfo = read("/proc/cpuinfo");
     let machine = &scenario.machine;
@@ -158,6 +160,22 @@ fn programs(scenario: &Scenario, topology: &Topology<'_>, sockets: &Sockets) -> 
     all.chain(of_checks).collect()
 }
 
+/// The programs of other projects that a run starts, if there are such.
+fn of_foreign(topology: &Topology<'_>, sockets: &Sockets) -> Option<Finding> {
+    let servers = server_commands(topology, Level::Maps, sockets);
+    let programs = servers
+        .iter()
+        .flatten()
+        .filter_map(|server| match &server.program {
+            ServerProgram::Own(_) => None,
+            ServerProgram::Foreign(foreign) => Some(check_foreign(&foreign.file)),
+        });
+    let checked = programs.reduce(|first, next| first.and(next))?;
+    Some(software::foreign(
+        checked.map_err(|error| error.to_string()),
+    ))
+}
+
 /// QEMU, KVM, kernel, tools and cache.
 fn of_software(
     own: &Own,
@@ -202,10 +220,7 @@ fn of_cache(cache: &Cache) -> Finding {
 }
 
 fn of_tools(own: &Own, scenario: &Scenario, is_network_needed: bool) -> Finding {
-    let on_path = |name: &str| {
-        let path = env::var_os("PATH").unwrap_or_default();
-        env::split_paths(&path).any(|folder| folder.join(name).is_file())
-    };
+    let on_path = |name: &str| in_path(Path::new(name)).any(|file| file.is_file());
     let needs_driver = own.kernel.is_some() && !scenario.gpus.is_empty();
     let tools = [
         tool(
@@ -325,5 +340,22 @@ mod tests {
         let rdma = programs_of(&rdma);
         assert!(rdma.contains(&"peerbar-efa"), "{rdma:?}");
         assert!(rdma.contains(&"peerbar-verbs"), "{rdma:?}");
+    }
+
+    #[test]
+    fn missing_program_of_another_project_fails() {
+        let of = |command: &str| {
+            let text = format!(
+                "name = \"x\"\n[[device]]\nname = \"d\"\ncommand = [\"{command}\", \"{{socket}}\"]\n"
+            );
+            let scenario = Scenario::parse_interactive(Path::new("x.toml"), text).unwrap();
+            let sockets = Sockets::in_folder(Path::new("/sockets"));
+            of_foreign(&Topology::of(&scenario), &sockets)
+                .unwrap()
+                .line(None)
+        };
+        let missing = "FAILED   other servers  `command`: no-such-server is not in PATH: install it, or write its path\n";
+        assert_eq!(of("no-such-server"), missing);
+        assert!(of("sh").starts_with("ok "));
     }
 }

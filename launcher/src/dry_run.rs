@@ -8,7 +8,7 @@ use std::path::Path;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_files::FILES;
-use peerbar_lab::programs::program;
+use peerbar_lab::programs::{check_foreign, program};
 use peerbar_lab::qemu::{self, Boot, Sockets};
 use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::server_arguments::{
@@ -103,10 +103,21 @@ pub(crate) fn text(
 fn command_line(server: &ServerCommand) -> Result<String, Failure> {
     let path = match &server.program {
         ServerProgram::Own(name) => program(name)?,
-        ServerProgram::Foreign(foreign) => foreign.file.clone(),
+        ServerProgram::Foreign(foreign) => {
+            check_foreign(&foreign.file).map_err(Failure::Usage)?;
+            foreign.file.clone()
+        }
     };
     let path = path.display().to_string();
-    Ok(line([path].into_iter().chain(server.arguments.clone())))
+    let command = line([path].into_iter().chain(server.arguments.clone()));
+    Ok(match &server.program {
+        ServerProgram::Own(_) => command,
+        ServerProgram::Foreign(foreign) => {
+            let own = foreign.socket.parent().unwrap_or(Path::new("."));
+            let [own, folder] = [own, &foreign.folder].map(|path| quoted(&path.to_string_lossy()));
+            format!("(mkdir -p {own}; cd {folder}; {})\n", command.trim_end())
+        }
+    })
 }
 
 fn line(words: impl Iterator<Item = String>) -> String {
@@ -117,6 +128,17 @@ fn line(words: impl Iterator<Item = String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn server_of_another_project_starts_in_the_scenario_s_folder() {
+        let text = "name = \"x\"\n[[device]]\nname = \"d\"\ncommand = [\"sh\", \"{socket}\"]\n";
+        let scenario = Scenario::parse_interactive(Path::new("/my lab/x.toml"), text).unwrap();
+        let topology = Topology::of(&scenario);
+        let [servers, _] = server_commands(&topology, scenario.recording, &sockets());
+        let expected =
+            "(mkdir -p /tmp/peerbar/foreign-d; cd '/my lab'; sh /tmp/peerbar/foreign-d/socket)\n";
+        assert_eq!(command_line(&servers[0]).unwrap(), expected);
+    }
 
     #[test]
     fn words_are_a_line_for_a_shell() {

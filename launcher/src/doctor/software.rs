@@ -206,6 +206,15 @@ pub(super) fn programs(missing: Option<String>) -> Finding {
     }
 }
 
+/// The programs of other projects that a run starts.
+pub(super) fn foreign(checked: Result<(), String>) -> Finding {
+    const PROBE: &str = "other servers";
+    match checked {
+        Ok(()) => Finding::ok(PROBE, "the programs of each `command` are there"),
+        Err(error) => split(PROBE, &error, "correct the `command`"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use peerbar_images::ImageError;
