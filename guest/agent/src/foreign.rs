@@ -50,16 +50,24 @@ pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Foreign
 
 fn find(roots: &Roots, number: u32, device: &ForeignDevice) -> anyhow::Result<Foreign> {
     let pci = below_slot(roots, device.slot)?;
+    let class = attribute(&pci, "class");
+    let is_nvme = class.starts_with(NVME_CLASS);
     let is_disk = match device.kind {
         Some(kind) => kind == ForeignKind::Nvme,
-        None => attribute(&pci, "class").starts_with(NVME_CLASS),
+        None => is_nvme,
     };
     let disk = is_disk.then(|| roots.find_at(number, &device.disk(), &pci));
+    let disk = disk.transpose().map_err(|error| match is_nvme {
+        true => error,
+        false => error.context(format!(
+            "its class code is {class}, not that of an NVMe controller: leave `kind = \"nvme\"` out"
+        )),
+    });
     Ok(Foreign {
         name: device.name.clone(),
         number,
         is_counted: device.counted,
-        disk: disk.transpose()?,
+        disk: disk?,
         pci,
     })
 }
@@ -156,6 +164,9 @@ mod tests {
         assert!(find_all(&roots, &other).unwrap()[0].disk.is_none());
         let (_root, roots) = guest("0x120000\n");
         let named = plan(5, Some(ForeignKind::Nvme));
-        assert!(find_all(&roots, &named).is_err());
+        let error = find_all(&roots, &named).unwrap_err().to_string();
+        let mistake =
+            "device dev0: its class code is 0x120000, not that of an NVMe controller: leave ";
+        assert!(error.starts_with(mistake), "{error}");
     }
 }
