@@ -31,6 +31,7 @@ use peerbar_report::TraceLine;
 use serde::Serialize;
 
 use crate::cli;
+use crate::iommu::device_kind::DeviceKind;
 use crate::iommu::recorded::Recorded;
 use device::Activity;
 use file::{Argument, TimedEvent, TraceFile};
@@ -188,6 +189,11 @@ impl Inputs {
             if device.flight.header.level == Level::Maps {
                 missing.push(format!(
                     "{name} recorded only mappings and failures: `peerbar run --trace` records every command and DMA"
+                ));
+            }
+            if device.kind == DeviceKind::Foreign {
+                missing.push(format!(
+                    "{name}: its server reports no commands, doorbells and interrupts"
                 ));
             }
             if device.lost() > 0 {

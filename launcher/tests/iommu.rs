@@ -169,6 +169,27 @@ fn history_has_every_record_and_excludes_sanitize() {
 }
 
 #[test]
+fn record_of_another_project_s_device_promises_no_more_than_it_has() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("device-dev0.log"), "").unwrap();
+    let path = folder.path().join("dev0.flight");
+    drop(Recorder::create(&path, "dev0", Level::All).unwrap());
+    let begins = |words: &str| {
+        let message = stdout(&iommu(&folder, &[]).unwrap());
+        assert!(message.contains(words), "{message}");
+    };
+    begins("; mappings and DMA by messages recorded over ");
+    let mut trace = Command::new(env!("CARGO_BIN_EXE_peerbar"));
+    let trace = trace.args(["trace", "--run"]).arg(folder.path());
+    let text = stdout(&trace.current_dir(&folder).output().unwrap());
+    let missing = "missing: dev0: its server reports no commands, doorbells and interrupts\n";
+    assert!(text.contains(missing), "{text}");
+    fs::remove_file(&path).unwrap();
+    drop(Recorder::create(&path, "dev0", Level::Maps).unwrap());
+    begins("; mappings, and failures of DMA by messages, recorded over ");
+}
+
+#[test]
 fn run_without_records_is_named() {
     let output = iommu(&run(), &["--device", "disk9"]).unwrap();
     let message = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -108,6 +108,9 @@ pub(crate) struct Seen {
     pub check: String,
     /// Its result.
     pub verdict: CheckStatus,
+    /// Set unless the client is the device of another project's server that maps memory: nobody
+    /// counts its accesses to that.
+    pub is_counted: bool,
     /// Payload bytes of the client with memory of a device, by route.
     pub routes: BTreeMap<Route, u64>,
     /// The sum of these bytes.
@@ -181,6 +184,7 @@ impl Seen {
         Self {
             check: result.name.clone(),
             verdict: result.verdict,
+            is_counted: !result.measure.mapped_not_counted.contains(&pair.client),
             direct_bytes: routes.values().sum(),
             routes,
             bounced_bytes: None,

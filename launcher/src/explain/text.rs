@@ -105,12 +105,15 @@ fn seen(check: &Seen) -> String {
         0 | 1 => String::new(),
         pairs => format!(" with any of {pairs} devices"),
     };
+    let bytes = match (check.is_counted, check.direct_bytes) {
+        (true, bytes) => format!("{} direct{of_all}{bounced}{routes}", human(bytes)),
+        (false, 0) => "mapped, not counted".to_owned(),
+        (false, _) => format!("mapped, not counted, and by messages{routes}"),
+    };
+    let failed = counted(check.failures, "request");
     format!(
-        "{}, {}: {} direct{of_all}{bounced}{routes}, {} failed",
-        check.check,
-        check.verdict,
-        human(check.direct_bytes),
-        counted(check.failures, "request")
+        "{}, {}: {bytes}, {failed} failed",
+        check.check, check.verdict
     )
 }
 
@@ -187,10 +190,35 @@ offsets = [0]
     }
 
     #[test]
+    fn bytes_that_nobody_counted_are_not_said_to_be_none() {
+        let check = Seen {
+            check: "file".to_owned(),
+            verdict: CheckStatus::Pass,
+            is_counted: false,
+            routes: BTreeMap::new(),
+            direct_bytes: 0,
+            bounced_bytes: Some(0),
+            pairs: 1,
+            failures: 0,
+        };
+        let text = "file, pass: mapped, not counted, 0 requests failed";
+        assert_eq!(seen(&check), text);
+        let some = Seen {
+            routes: BTreeMap::from([(Route::Peer, 4096)]),
+            direct_bytes: 4096,
+            ..check
+        };
+        let text =
+            "file, pass: mapped, not counted, and by messages (4 KiB peer), 0 requests failed";
+        assert_eq!(seen(&some), text);
+    }
+
+    #[test]
     fn bytes_that_may_be_of_several_pairs_are_said_to_be_so() {
         let check = Seen {
             check: "rdma".to_owned(),
             verdict: CheckStatus::Pass,
+            is_counted: true,
             routes: BTreeMap::new(),
             direct_bytes: 4096,
             bounced_bytes: None,

@@ -5,6 +5,7 @@ use peerbar_pci::Iova;
 
 use super::behind::Behind;
 use super::data::busiest_second;
+use super::device_kind::DeviceKind;
 use super::injected;
 use super::line::{access, direction, range, span};
 use super::recorded::{Recorded, RecordedDevice, Sanitized};
@@ -91,9 +92,12 @@ fn summary(device: &RecordedDevice) -> String {
         (false, true) => "has ended",
         (false, false) => "was killed",
     };
-    let level = match header.level {
-        Level::Maps => "mappings and failures",
-        Level::All => "everything",
+    let level = match (header.level, device.kind) {
+        // Its server accesses memory that it maps without a record, and signals interrupts itself.
+        (Level::Maps, DeviceKind::Foreign) => "mappings, and failures of DMA by messages,",
+        (Level::All, DeviceKind::Foreign) => "mappings and DMA by messages",
+        (Level::Maps, _) => "mappings and failures",
+        (Level::All, _) => "everything",
     };
     let last = device.flight.records.last();
     let seconds = last.map_or(0.0, |last| device.seconds(last.nanos));
