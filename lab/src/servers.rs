@@ -318,11 +318,24 @@ fn failed_to_start(server: &mut Server) -> Failure {
         Ok(status) => status,
         Err(error) => return error.into(),
     };
-    let message = anyhow!(exit_message(server, status));
+    let message = match server.ready {
+        Some(_) => early_end(server, status),
+        None => anyhow!(exit_message(server, status)),
+    };
     match status.code() {
         Some(2) => Failure::Usage(message),
         _ => Failure::Environment(message),
     }
+}
+
+/// Returns the error of a program of another project that has ended before it served.
+fn early_end(server: &Server, status: ExitStatus) -> anyhow::Error {
+    let last_line = last_line(&server.log);
+    anyhow!(
+        "server {} ended before it was ready ({status}): {last_line}; its log is {}",
+        server.name,
+        server.log.display()
+    )
 }
 
 /// Creates the images that the scenario gives a size and that are not there yet, sparse.

@@ -243,7 +243,7 @@ fn foreign_server_writes_only_its_own_folder() {
     let output = peerbar(&["devices", "x.toml"], folder.path()).unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("server dev0.server ended (exit status: 1): wrote ."),
+        said.contains("server dev0.server ended before it was ready (exit status: 1): wrote .; "),
         "{said}"
     );
     let log = folder.path().join("runs/latest/foreign-dev0.server.log");
@@ -306,4 +306,11 @@ fn doctor_says_what_a_foreign_server_is() {
     let said = String::from_utf8(nothing.stdout).unwrap();
     assert_eq!(nothing.status.code(), Some(1), "{said}");
     assert!(said.contains("no vfio-user server at nothing"), "{said}");
+    fs::write(folder.path().join("file"), "").unwrap();
+    let file = peerbar(&["doctor", "--device", "file"], folder.path()).unwrap();
+    let said = String::from_utf8(file.stdout).unwrap();
+    assert!(
+        said.contains("file is not a socket: correct the path"),
+        "{said}"
+    );
 }

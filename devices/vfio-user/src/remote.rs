@@ -12,8 +12,10 @@ mod error;
 mod info;
 mod receiver;
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -87,6 +89,7 @@ impl RemoteDevice {
         time_out: Duration,
     ) -> Result<Self, ConnectError> {
         let stream = connected(path, time_out).map_err(|errno| match errno {
+            Errno::CONNREFUSED if !is_socket(path) => ConnectError::NotASocket(path.to_owned()),
             Errno::NOENT | Errno::CONNREFUSED => ConnectError::NotThere(path.to_owned()),
             errno => ConnectError::Socket {
                 path: path.to_owned(),
@@ -455,6 +458,10 @@ fn access(region: u32, offset: u64, len: usize) -> Result<wire::RegionAccess, Ca
 /// Returns the argsz of a command without data.
 fn size_in_bytes<T>() -> U32 {
     U32::new(u32::try_from(size_of::<T>()).unwrap_or(u32::MAX))
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 fn connected(path: &Path, time_out: Duration) -> Result<UnixStream, Errno> {

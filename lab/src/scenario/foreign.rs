@@ -14,6 +14,7 @@ use super::error::Problem;
 use super::fault::faults;
 use super::file::DeviceTable;
 use super::link::{link, speed};
+use crate::qemu::Sockets;
 
 /// Stands for the socket of the device's server in its command.
 pub(crate) const SOCKET: &str = "{socket}";
@@ -100,7 +101,7 @@ pub(super) fn foreign(
     // It has only the subjects that every device has.
     let subjects = Faults::default();
     subjects.pass_interrupts_on();
-    let socket = table.socket.map(|socket| folder.join(socket.into_inner()));
+    let socket = table.socket.map(|path| socket(path, folder)).transpose()?;
     let command = match table.command {
         Some(words) => Some(ServerProgram {
             ready: ready(table.ready, folder),
@@ -131,6 +132,21 @@ pub(super) fn foreign(
         read_write: table.read_write,
         faults: faults(&table.faults, &subjects)?,
     })
+}
+
+/// Returns the path of a socket, which must fit an address.
+fn socket(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem> {
+    let at = path.span();
+    let path = folder.join(path.into_inner());
+    let length = path.as_os_str().len();
+    if length > Sockets::LONGEST {
+        let (path, longest) = (path.display(), Sockets::LONGEST);
+        let message = format!(
+            "`socket`: {path} is {length} bytes long, and the address of a socket at most {longest}: choose a shorter path"
+        );
+        return Err(Problem::new(at, message));
+    }
+    Ok(path)
 }
 
 /// Checks the command of a server. Without a `socket` key it must take the socket from its command
@@ -281,6 +297,13 @@ mod tests {
             (
                 "command = [\"a\", \"{socket}\"]\nwritable = [\"x\"]".to_owned(),
                 "6: `writable`: /lab/x does not exist: make it",
+            ),
+            (
+                format!("socket = \"/{}\"", "s".repeat(107)),
+                &format!(
+                    "5: `socket`: /{} is 108 bytes long, and the address of a socket at most 107: choose a shorter path",
+                    "s".repeat(107)
+                ),
             ),
             (
                 format!("{socket}\nkind = \"nvm\""),

@@ -95,6 +95,10 @@ fn unusable(error: ConnectError) -> Finding {
             let found = format!("no vfio-user server at {}", path.display());
             return Finding::failed("server", found, "start it first, or correct the path");
         }
+        ConnectError::NotASocket(path) => {
+            let found = format!("{} is not a socket", path.display());
+            return Finding::failed("server", found, "correct the path");
+        }
         ConnectError::Socket { .. } => "peerbar must run as the user who may connect to it",
         ConnectError::Server { .. } => {
             "if another client is connected, end that one: many servers take only one. \

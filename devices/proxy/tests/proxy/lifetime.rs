@@ -25,6 +25,16 @@ fn server_that_is_not_there_is_named() {
 }
 
 #[test]
+fn file_that_is_not_a_socket_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, "").unwrap();
+    let line = proxy(&path).refused().line().to_owned();
+    let expected = "is not a socket: correct the path";
+    assert!(line.ends_with(expected), "{line}");
+}
+
+#[test]
 fn server_that_does_not_speak_vfio_user_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other");

@@ -15,6 +15,9 @@ pub enum ConnectError {
     /// No process listens there.
     #[error("no vfio-user server at {path}: start it first", path = .0.display())]
     NotThere(PathBuf),
+    /// The file there is not a socket.
+    #[error("{path} is not a socket: correct the path", path = .0.display())]
+    NotASocket(PathBuf),
     /// The socket cannot be used.
     #[error("cannot connect to the vfio-user server at {}", path.display())]
     Socket {
