@@ -20,8 +20,8 @@ const NVME: DeviceId = id(0x1b36, 0x0010);
 const GPU: DeviceId = id(0x1af4, 0x10f0);
 const NIC: DeviceId = id(0x1d0f, 0xefa3);
 
-/// The rule does not depend on an endpoint's ID.
-const UNKNOWN: DeviceId = id(0xffff, 0xffff);
+/// The ID of a device that only its server knows. The rule does not depend on an endpoint's ID.
+pub const UNKNOWN: DeviceId = id(0xffff, 0xffff);
 
 /// ACS capability of QEMU's root port (QEMU, hw/pci/pcie.c, `pcie_acs_init`); its switch ports have
 /// none.

@@ -11,6 +11,7 @@ use super::advice::{self, Advice};
 use super::case::Case;
 use super::pairs::Pair;
 use peerbar_lab::kernel_iommu::acs_options;
+use peerbar_lab::pci_tree::UNKNOWN;
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::DeviceSpec;
 
@@ -354,7 +355,10 @@ impl PathHop {
                 ("host bridge".to_owned(), known_by, None)
             }
             Hop::Function(function) => match case.tree.function(function) {
-                Some(function) => (function.kind.to_string(), Some(function.id), function.acs),
+                Some(function) => {
+                    let id = Some(function.id).filter(|id| *id != UNKNOWN);
+                    (function.kind.to_string(), id, function.acs)
+                }
                 None => (String::new(), None, None),
             },
         };

@@ -120,6 +120,7 @@ fn seen(check: &Seen) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::path::Path;
 
     use peerbar_report::{Completer, Direction, Measure, PayloadFlow, Route};
 
@@ -187,6 +188,19 @@ offsets = [0]
         };
         let case = Case::of_run(run).unwrap();
         Explanation::of(&case, &Pair::of("a", "b")).unwrap()
+    }
+
+    #[test]
+    fn device_whose_ids_only_its_server_knows_has_none() {
+        let text =
+            "name = \"x\"\n[[gpu]]\nname = \"g\"\n[[device]]\nname = \"d\"\nsocket = \"s\"\n";
+        let scenario = Scenario::parse_interactive(Path::new("x.toml"), text).unwrap();
+        let case = Case::of_scenario(scenario).unwrap();
+        let explanation = Explanation::of(&case, &Pair::of("g", "d")).unwrap();
+        let text = super::text(&explanation, usize::MAX);
+        let mut hops = text.lines().filter(|line| line.ends_with("  endpoint"));
+        let is_client = |line: &str| line.trim_start().starts_with("path     d ");
+        assert!(hops.next().is_some_and(is_client), "{text}");
     }
 
     #[test]
