@@ -12,8 +12,10 @@ use bitfield_struct::bitfield;
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned, try_transmute,
+    FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned, transmute, try_transmute,
 };
+
+use crate::sgl::Descriptor;
 
 /// NSID that stands for every namespace (NVMe Base 2.0, 3.2.1).
 pub const NSID_ALL: u32 = 0xffff_ffff;
@@ -36,9 +38,9 @@ pub struct SubmissionEntry {
     pub cdw3: U32,
     /// MPTR: address of the metadata.
     pub mptr: U64,
-    /// DPTR: the first PRP entry.
+    /// DPTR: the first PRP entry, or the first half of SGL1.
     pub prp1: U64,
-    /// DPTR: the second PRP entry, or the address of a PRP list.
+    /// DPTR: the second PRP entry, the address of a PRP list, or the second half of SGL1.
     pub prp2: U64,
     /// CDW10.
     pub cdw10: U32,
@@ -55,6 +57,16 @@ pub struct SubmissionEntry {
 }
 
 impl SubmissionEntry {
+    /// Returns DPTR as SGL1, the first descriptor of an SGL (NVMe Base 2.0, 3.3.3.1).
+    pub fn sgl1(&self) -> Descriptor {
+        transmute!([self.prp1, self.prp2])
+    }
+
+    /// Sets DPTR to this first descriptor of an SGL, and leaves PSDT unchanged.
+    pub fn set_sgl1(&mut self, descriptor: Descriptor) {
+        [self.prp1, self.prp2] = transmute!(descriptor);
+    }
+
     /// Returns dwords 10 to 15.
     fn command_dwords(&self) -> [U32; 6] {
         [
@@ -98,7 +110,8 @@ pub struct CommandFlags {
     pub fuse: u8,
     #[bits(4)]
     __: u8,
-    /// PSDT: 0 PRPs; 1 and 2 SGLs.
+    /// PSDT: 0 PRPs, 1 and 2 SGLs. MPTR is the address of the metadata's buffer with 1, and of a
+    /// segment with one descriptor of the metadata with 2.
     #[bits(2)]
     pub psdt: u8,
 }
@@ -237,7 +250,10 @@ impl TryFrom<u8> for NvmOpcode {
 mod tests {
     use core::mem::{align_of, offset_of};
 
+    use zerocopy::FromZeros;
+
     use super::*;
+    use crate::sgl::DescriptorId;
 
     #[test]
     fn entry_is_linux_nvme_common_command() {
@@ -269,6 +285,15 @@ mod tests {
         assert_eq!(entry.prp1.get(), 0x0102_0304_0506_0708);
         assert_eq!(entry.cdw15.get(), 0xdead_beef);
         assert_eq!(entry.as_bytes(), bytes);
+    }
+
+    #[test]
+    fn first_descriptor_of_an_sgl_takes_the_place_of_the_prps() {
+        let mut entry = SubmissionEntry::new_zeroed();
+        entry.set_sgl1(Descriptor::new(DescriptorId::SEGMENT, 0x1000, 0x30));
+        let pointer = [0, 0x10, 0, 0, 0, 0, 0, 0, 0x30, 0, 0, 0, 0, 0, 0, 0x20];
+        assert_eq!(entry.as_bytes()[24..40], pointer); // nvme_common_command.dptr.sgl
+        assert_eq!(entry.sgl1().as_bytes(), pointer);
     }
 
     #[test]

@@ -96,6 +96,14 @@ impl Status {
     pub const INVALID_NAMESPACE: Self = generic(0x0b);
     /// Command Sequence Error.
     pub const COMMAND_SEQUENCE_ERROR: Self = generic(0x0c);
+    /// Invalid SGL Segment Descriptor.
+    pub const INVALID_SGL_SEGMENT: Self = generic(0x0d);
+    /// Invalid Number of SGL Descriptors.
+    pub const INVALID_SGL_COUNT: Self = generic(0x0e);
+    /// Data SGL Length Invalid.
+    pub const INVALID_SGL_LENGTH: Self = generic(0x0f);
+    /// SGL Descriptor Type Invalid.
+    pub const INVALID_SGL_TYPE: Self = generic(0x11);
     /// Invalid Use of Controller Memory Buffer.
     pub const INVALID_USE_OF_CMB: Self = generic(0x12);
     /// PRP Offset Invalid.
@@ -201,6 +209,10 @@ mod tests {
         assert_eq!(Status::ABORT_REQUESTED.into_bits(), 0x7); // NVME_SC_ABORT_REQ
         assert_eq!(Status::INVALID_NAMESPACE.into_bits(), 0xb); // NVME_SC_INVALID_NS
         assert_eq!(Status::COMMAND_SEQUENCE_ERROR.into_bits(), 0xc); // NVME_SC_CMD_SEQ_ERROR
+        assert_eq!(Status::INVALID_SGL_SEGMENT.into_bits(), 0xd); // NVME_SC_SGL_INVALID_LAST
+        assert_eq!(Status::INVALID_SGL_COUNT.into_bits(), 0xe); // NVME_SC_SGL_INVALID_COUNT
+        assert_eq!(Status::INVALID_SGL_LENGTH.into_bits(), 0xf); // NVME_SC_SGL_INVALID_DATA
+        assert_eq!(Status::INVALID_SGL_TYPE.into_bits(), 0x11); // NVME_SC_SGL_INVALID_TYPE
         assert_eq!(Status::INVALID_USE_OF_CMB.into_bits(), 0x12); // NVME_SC_CMB_INVALID_USE
         assert_eq!(Status::SANITIZE_FAILED.into_bits(), 0x1c); // NVME_SC_SANITIZE_FAILED
         assert_eq!(Status::SANITIZE_IN_PROGRESS.into_bits(), 0x1d); // NVME_SC_SANITIZE_IN_PROGRESS

@@ -12,8 +12,9 @@
 //! is too wide for its field is the caller's mistake, and fails a debug assertion.
 //!
 //! The crate contains no I/O and no controller. It omits parts that no peerbar device implements:
-//! SGLs, metadata and protection information beyond their bits, NVMe over Fabrics, the zoned and
-//! key-value command sets, namespace management, reservations, telemetry.
+//! metadata and protection information beyond their bits, keyed and transport SGL descriptors, NVMe
+//! over Fabrics, the zoned and key-value command sets, namespace management, reservations,
+//! telemetry.
 
 #![forbid(unsafe_code)]
 
@@ -27,3 +28,4 @@ pub mod identify;
 pub mod log;
 pub mod pmr;
 pub mod registers;
+pub mod sgl;

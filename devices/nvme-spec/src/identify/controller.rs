@@ -159,8 +159,8 @@ pub struct Controller {
     pub acwu: U16,
     /// OCFS: Optional Copy Formats Supported: bit 0, format 0h.
     pub ocfs: U16,
-    /// SGLS: SGL Support, 0 if there is none.
-    pub sgls: U32,
+    /// SGLS: SGL Support.
+    pub sgls: Sgls,
     /// MNAN: Maximum Number of Allowed Namespaces, 0 if it is NN.
     pub mnan: U32,
     /// MAXDNA: Maximum Domain Namespace Attachments.
@@ -314,6 +314,43 @@ pub struct Sanicap {
     /// modified, 0 not reported.
     #[bits(2)]
     pub nodmmas: u8,
+}
+
+/// SGLS: SGL Support (NVMe Base 2.0, 5.17.2.1, bytes 539:536).
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct Sgls {
+    /// SGLs of I/O commands: 0 not supported, [`Sgls::BYTE_ALIGNED`] or [`Sgls::DWORD_ALIGNED`].
+    #[bits(2)]
+    pub support: u8,
+    /// Keyed SGL Data Block descriptors.
+    pub keyed: bool,
+    #[bits(5)]
+    __: u8,
+    /// SDT: SGL Descriptor Threshold, the most descriptors that are recommended for a command, 0 if
+    /// not reported.
+    pub threshold: u8,
+    /// SGL Bit Bucket descriptors.
+    pub bit_bucket: bool,
+    /// Metadata in a contiguous buffer at any byte (MPTR).
+    pub byte_aligned_metadata: bool,
+    /// An SGL may be longer than the data.
+    pub excess_length: bool,
+    /// MPTR may be the address of a segment with one descriptor (PSDT 2).
+    pub metadata_segment: bool,
+    /// Addresses may be offsets.
+    pub offsets: bool,
+    /// Transport SGL Data Block descriptors.
+    pub transport: bool,
+    #[bits(10)]
+    __: u16,
+}
+
+impl Sgls {
+    /// Data blocks have any address and length.
+    pub const BYTE_ALIGNED: u8 = 1;
+    /// Addresses and lengths of data blocks are multiples of 4.
+    pub const DWORD_ALIGNED: u8 = 2;
 }
 
 /// FRMW: Firmware Updates (NVMe Base 2.0, 5.17.2.1, byte 260).
@@ -649,6 +686,22 @@ mod tests {
         assert_eq!(bits(none.with_timestamp(true)), 1 << 6); // NVME_CTRL_ONCS_TIMESTAMP
         assert_eq!(bits(none.with_verify(true)), 1 << 7); // libnvme NVME_CTRL_ONCS_VERIFY
         assert_eq!(bits(none.with_copy(true)), 1 << 8); // libnvme NVME_CTRL_ONCS_COPY
+    }
+
+    #[test]
+    fn sgl_support_is_linux_nvme_ctrl_sgls() {
+        let bits = |flags: Sgls| flags.into_bits().get();
+        let none = Sgls::new();
+        assert_eq!(bits(none.with_support(Sgls::BYTE_ALIGNED)), 1); // NVME_CTRL_SGLS_BYTE_ALIGNED
+        assert_eq!(bits(none.with_support(Sgls::DWORD_ALIGNED)), 2); // NVME_CTRL_SGLS_DWORD_ALIGNED
+        assert_eq!(bits(none.with_keyed(true)), 1 << 2); // NVME_CTRL_SGLS_KSDBDS
+        assert_eq!(bits(none.with_threshold(1)), 1 << 8);
+        assert_eq!(bits(none.with_bit_bucket(true)), 1 << 16); // libnvme NVME_CTRL_SGLS_BIT_BUCKET
+        assert_eq!(bits(none.with_byte_aligned_metadata(true)), 1 << 17); // libnvme NVME_CTRL_SGLS_MPTR_BYTE_ALIGNED
+        assert_eq!(bits(none.with_excess_length(true)), 1 << 18); // libnvme NVME_CTRL_SGLS_OVERSIZE
+        assert_eq!(bits(none.with_metadata_segment(true)), 1 << 19); // NVME_CTRL_SGLS_MSDS
+        assert_eq!(bits(none.with_offsets(true)), 1 << 20); // NVME_CTRL_SGLS_SAOS
+        assert_eq!(bits(none.with_transport(true)), 1 << 21); // libnvme NVME_CTRL_SGLS_TPORT
     }
 
     #[test]
