@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `pmr`, `faults`, `counted`, `namespaces`, \
-             `cmb`, `cmb-queues`, `cmb-legacy`, `block-size`, `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`"
+             `cmb`, `cmb-queues`, `cmb-legacy`, `block-size`, `mdts`, `sgl`, `spare-queues`, `workers`, `poll`, `seed-fault`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),

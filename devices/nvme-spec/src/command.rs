@@ -57,6 +57,12 @@ pub struct SubmissionEntry {
 }
 
 impl SubmissionEntry {
+    /// Returns `true` if the command transfers data from the controller to the host: bit 1 of the
+    /// opcode (NVMe Base 2.0, 3.3.3.1).
+    pub fn transfers_to_host(&self) -> bool {
+        self.opcode & 0b10 != 0
+    }
+
     /// Returns DPTR as SGL1, the first descriptor of an SGL (NVMe Base 2.0, 3.3.3.1).
     pub fn sgl1(&self) -> Descriptor {
         transmute!([self.prp1, self.prp2])

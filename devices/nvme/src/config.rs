@@ -181,6 +181,9 @@ pub struct Config {
     /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
     #[arg(long, value_name = "POWER", default_value_t = 8)]
     pub mdts: u8,
+    /// Accept Scatter Gather Lists (SGLs) for the data of I/O commands, besides PRPs
+    #[arg(long)]
+    pub sgl: bool,
     /// Queue pairs in addition to those that the host requests, for a second driver such as a GPU's
     /// [default: none]
     #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true,
@@ -218,6 +221,7 @@ impl Default for Config {
             namespaces: Vec::new(),
             block_bytes: 512,
             mdts: 8,
+            sgl: false,
             spare_queues: 0,
             workers: 1,
             poll: PollPolicy::default(),

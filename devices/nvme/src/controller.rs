@@ -161,6 +161,7 @@ impl Controller {
         let notifier = &self.notifier;
         let make: MakeWorker<'_> = &mut |owner, requests| {
             let mut data = path();
+            data.offers_sgls = config.sgl;
             data.files = (config.io_uring && has_files)
                 .then(|| file_ring(notifier, owner))
                 .flatten();

@@ -14,6 +14,7 @@ use crate::job::Job;
 use crate::late_data::LateData;
 use crate::prp::{self, PAGE_BYTES, Segment};
 use crate::seeded_fault::{FaultKind, SeededFault};
+use crate::sgl::{self, Location, Transfer};
 
 /// Moves the data of commands: directly between two memories; asynchronously by the kernel between
 /// memory and a file; or through a buffer that is allocated once.
@@ -25,9 +26,11 @@ pub(crate) struct DataPath {
     pub(crate) session: Session,
     /// Asynchronous transfers with files, if the kernel permits them.
     pub(crate) files: Option<FileRing<Job>>,
+    /// Commands may locate their data by SGLs.
+    pub(crate) offers_sgls: bool,
     origin: Origin,
-    segments: Vec<Segment>,
-    /// Buffer for PRP lists.
+    location: Location,
+    /// Buffer for PRP lists and segments of SGLs.
     list: Box<[u8; PAGE_BYTES]>,
     buffer: Vec<u8>,
     seeded_faults: Vec<SeededFault>,
@@ -44,7 +47,8 @@ pub(crate) struct BlockMemory<'a> {
 }
 
 impl DataPath {
-    /// Makes a path for transfers of up to `limit` bytes, without asynchronous ones.
+    /// Makes a path for transfers of up to `limit` bytes, without asynchronous ones and without
+    /// SGLs.
     pub(crate) fn new(
         requester: Arc<Requester>,
         limit: usize,
@@ -53,8 +57,9 @@ impl DataPath {
         Self {
             session: Session::new(requester),
             files: None,
+            offers_sgls: false,
             origin: Origin::Device,
-            segments: Vec::new(),
+            location: Location::default(),
             list: Box::new([0; PAGE_BYTES]),
             buffer: vec![0; limit],
             seeded_faults,
@@ -121,12 +126,17 @@ impl DataPath {
     }
 
     /// Pins the located segments, so that the kernel can move their data. Returns `None` if the
-    /// kernel offers no asynchronous transfers, or if a segment is not memory that is mapped here.
+    /// kernel offers no asynchronous transfers, if a segment is not memory that is mapped here, or
+    /// if part of the data is discarded.
     pub(crate) fn pin(&mut self, direction: Direction) -> Option<(&mut FileRing<Job>, Pinned)> {
         let files = self.files.as_mut()?;
+        if !self.location.discarded.is_empty() {
+            return None;
+        }
         let tag = Tag::new(Purpose::Payload, self.origin);
         self.session.learn();
-        let memory = self.session.pin(tag, direction, ranges(&self.segments))?;
+        let segments = ranges(&self.location.segments);
+        let memory = self.session.pin(tag, direction, segments)?;
         // From here on, an unmap of this memory waits for the pin, and thus for the transfer,
         // however long it takes. Other unmaps do not.
         self.session.release();
@@ -165,7 +175,7 @@ impl DataPath {
         }
     }
 
-    /// Fetches blocks of `block_bytes` from the PRPs of the command into a range. If any byte
+    /// Fetches blocks of `block_bytes` from the memory of the command into a range. If any byte
     /// cannot be read, the range is unchanged, with one exception: if a lender takes its memory
     /// away during the copy, earlier blocks are new, and the block at that point may contain zeros.
     pub(crate) fn receive_into(
@@ -181,7 +191,7 @@ impl DataPath {
         } = range;
         self.locate(Purpose::Payload, command, len)?;
         // A block in two segments is moved by two copies, and the second one may fail.
-        let mut segments = self.segments.iter();
+        let mut segments = self.location.segments.iter();
         let block_bytes = u64::from(block_bytes);
         let is_whole = segments.all(|segment| (segment.len as u64) % block_bytes == 0);
         if is_whole && self.is_straight(Purpose::Payload) {
@@ -194,7 +204,7 @@ impl DataPath {
         memory.write(offset, data).map_err(|_| Status::WRITE_FAULT)
     }
 
-    /// Copies a range to the PRPs of the command.
+    /// Copies a range to the memory of the command.
     pub(crate) fn send_from(
         &mut self,
         command: &SubmissionEntry,
@@ -207,7 +217,11 @@ impl DataPath {
         } = range;
         self.locate(Purpose::Payload, command, len)?;
         self.session.learn();
-        let (index, done) = self.copy(Direction::Write, range)?;
+        let (index, done) = if self.location.discarded.is_empty() {
+            self.copy(Direction::Write, range)?
+        } else {
+            (0, 0)
+        };
         if done == len {
             return Ok(());
         }
@@ -226,7 +240,8 @@ impl DataPath {
     ) -> Result<(usize, usize), Status> {
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
-        for (index, Segment { address, len }) in self.segments.iter().copied().enumerate() {
+        let segments = self.location.segments.iter().copied();
+        for (index, Segment { address, len }) in segments.enumerate() {
             let memory = (range.memory, range.offset + done as u64);
             let copied = self.session.transfer(tag, direction, address, memory, len);
             let Some(outcome) = copied else {
@@ -235,17 +250,24 @@ impl DataPath {
             outcome.map_err(transfer_error)?;
             done += len;
         }
-        Ok((self.segments.len(), done))
+        Ok((self.location.segments.len(), done))
     }
 
-    /// Finds the segments of a command's data. Only PRPs are offered (Identify Controller, SGLS).
+    /// Returns `true` if commands with this PSDT are offered (Identify Controller, SGLS). Without
+    /// metadata the two kinds of SGLs mean the same.
+    #[inline(always)]
+    pub(crate) fn offers(&self, psdt: u8) -> bool {
+        psdt == 0 || self.offers_sgls && psdt < 3
+    }
+
+    /// Finds the segments of a command's data.
     pub(crate) fn locate(
         &mut self,
         purpose: Purpose,
         command: &SubmissionEntry,
         len: usize,
     ) -> Result<(), Status> {
-        if len > self.buffer.len() || command.flags.psdt() != 0 {
+        if len > self.buffer.len() || !self.offers(command.flags.psdt()) {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         let mut upstream = UpstreamAccess {
@@ -253,13 +275,19 @@ impl DataPath {
             files: &mut self.files,
         };
         let tag = Tag::new(Purpose::List, self.origin);
-        prp::walk(
-            (Iova(command.prp1.get()), Iova(command.prp2.get())),
-            len,
-            &mut self.segments,
-            &mut self.list,
-            |address, entries| upstream.read(tag, address, entries).map_err(transfer_error),
-        )?;
+        let read_list = |address, entries: &mut [u8]| {
+            upstream.read(tag, address, entries).map_err(transfer_error)
+        };
+        let (location, page) = (&mut self.location, &mut self.list);
+        if command.flags.psdt() == 0 {
+            location.discarded.clear();
+            let prps = (Iova(command.prp1.get()), Iova(command.prp2.get()));
+            prp::walk(prps, len, &mut location.segments, page, read_list)?;
+        } else {
+            let to_host = command.transfers_to_host();
+            let transfer = Transfer { len, to_host };
+            sgl::walk(command.sgl1(), transfer, location, page, read_list)?;
+        }
         match self.seed_fault(purpose, command) {
             Some(FaultKind::WriteBack) => self.write_back(purpose, command, len),
             _ => Ok(()),
@@ -272,11 +300,11 @@ impl DataPath {
         if self.seeded_faults.is_empty() || purpose != Purpose::Payload {
             return None;
         }
-        let first = self.segments.first().map(|first| first.address);
+        let first = self.location.segments.first().map(|first| first.address);
         let before = std::mem::replace(&mut self.stale, first);
         let mut faults = self.seeded_faults.iter();
         let fault = faults.find(|fault| fault.meets(command))?;
-        fault.commit(before, &mut self.segments);
+        fault.commit(before, &mut self.location.segments);
         Some(fault.kind)
     }
 
@@ -294,9 +322,12 @@ impl DataPath {
         self.scatter(purpose, 0, len)
     }
 
-    /// Returns the origin and the segments of the located data.
-    pub(crate) fn located(&self) -> (Origin, Vec<(Iova, usize)>) {
-        (self.origin, ranges(&self.segments).collect())
+    /// Returns the origin and the segments of the located data, and removes the parts of `bytes`
+    /// that are discarded.
+    pub(crate) fn located(&self, bytes: &mut Vec<u8>) -> (Origin, Vec<(Iova, usize)>) {
+        let transferred = sgl::close_gaps(&self.location.discarded, bytes);
+        bytes.truncate(transferred);
+        (self.origin, ranges(&self.location.segments).collect())
     }
 
     /// Writes data whose command has completed.
@@ -327,7 +358,7 @@ impl DataPath {
             files: &mut self.files,
         };
         let mut data = self.buffer.get_mut(..len).unwrap_or_default();
-        for segment in &self.segments {
+        for segment in &self.location.segments {
             let (part, rest) = data.split_at_mut(segment.len.min(data.len()));
             upstream.read(tag, segment.address, part)?;
             data = rest;
@@ -341,7 +372,7 @@ impl DataPath {
         let tag = Tag::new(purpose, self.origin);
         let data = self.buffer.get_mut(..len).unwrap_or_default();
         let requester = self.session.requester();
-        requester.gather(tag, ranges(&self.segments), data)
+        requester.gather(tag, ranges(&self.location.segments), data)
     }
 
     /// Returns `true` if the memory of all segments is mapped here and may be read. This holds
@@ -349,16 +380,19 @@ impl DataPath {
     fn is_straight(&mut self, purpose: Purpose) -> bool {
         let session = &mut self.session;
         session.learn();
-        ranges(&self.segments).all(|range| session.reaches(purpose, Direction::Read, range))
+        ranges(&self.location.segments)
+            .all(|range| session.reaches(purpose, Direction::Read, range))
     }
 
     /// Writes the buffer's first `len` bytes to the segments, from the one at `index` on, as one
-    /// request.
+    /// request, except for the parts that are discarded.
     fn scatter(&mut self, purpose: Purpose, index: usize, len: usize) -> Result<(), Status> {
         self.upstream().wait_for_pinned();
-        let data = self.buffer.get(..len).unwrap_or_default();
+        let data = self.buffer.get_mut(..len).unwrap_or_default();
+        let transferred = sgl::close_gaps(&self.location.discarded, data);
+        let data = data.get(..transferred).unwrap_or_default();
         let tag = Tag::new(purpose, self.origin);
-        let segments = self.segments.get(index..).unwrap_or_default();
+        let segments = self.location.segments.get(index..).unwrap_or_default();
         self.session
             .requester()
             .scatter(tag, ranges(segments), data)

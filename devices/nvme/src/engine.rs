@@ -330,7 +330,8 @@ impl Engine {
     }
 
     fn execute(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        if entry.flags.fuse() != 0 {
+        // Over PCIe, admin commands use PRPs (NVMe Base 2.0, 4.1.1).
+        if entry.flags.fuse() != 0 || !self.data.offers(entry.flags.psdt()) {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         let outcome = self.admin_command(entry);

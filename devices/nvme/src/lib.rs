@@ -2,18 +2,19 @@
 //!
 //! # Emulated
 //! One I/O controller of one NVM subsystem with the NVM command set: admin queues and up to 64 I/O
-//! queue pairs, each with its own MSI-X vector (or all of them on the INTx pin), data by PRPs,
-//! controller reset, function-level reset, shutdown, asynchronous events, the log pages and
-//! features that Linux, nvme-cli and fio use, Read, Write, Flush, Write Zeroes, Dataset Management,
-//! Compare, Verify, and Sanitize by Block Erase, on namespaces in RAM or in raw images. The buffer
-//! holds data and PRP lists and, if configured, queues; the region holds data, and is kept in a
-//! file. A vendor log page ([`peerbar_nvme_spec::dma_log`]) reports the route of every byte of DMA.
+//! queue pairs, each with its own MSI-X vector (or all of them on the INTx pin), data by PRPs and,
+//! if configured, by SGLs, controller reset, function-level reset, shutdown, asynchronous events,
+//! the log pages and features that Linux, nvme-cli and fio use, Read, Write, Flush, Write Zeroes,
+//! Dataset Management, Compare, Verify, and Sanitize by Block Erase, on namespaces in RAM or in raw
+//! images. The buffer holds data, PRP lists and SGL segments and, if configured, queues; the region
+//! holds data, and is kept in a file. A vendor log page ([`peerbar_nvme_spec::dma_log`]) reports the
+//! route of every byte of DMA.
 //!
 //! # Not emulated
-//! SGLs, metadata and protection information, fused commands, weighted arbitration, namespace
-//! management, firmware update, format, other ways to sanitize, security, reservations. Abort only
-//! ends Asynchronous Event Requests: other commands are executed as soon as they are fetched, or
-//! the kernel works on them.
+//! SGLs of more than 8192 descriptors or 256 segments, metadata and protection information, fused
+//! commands, weighted arbitration, namespace management, firmware update, format, other ways to
+//! sanitize, security, reservations. Abort only ends Asynchronous Event Requests: other commands
+//! are executed as soon as they are fetched, or the kernel works on them.
 //!
 //! # Design
 //! The thread that answers the guest's accesses only touches [`registers`](Controller) and
@@ -68,6 +69,7 @@ mod pmr;
 mod prp;
 mod registers;
 mod seeded_fault;
+mod sgl;
 #[cfg(feature = "stepped")]
 mod stepped;
 mod storage;

@@ -90,7 +90,7 @@ fn check(address: Iova, alignment: u64) -> Result<(), Status> {
     }
 }
 
-fn push(segments: &mut Vec<Segment>, address: Iova, most: u64, left: &mut u64) {
+pub(crate) fn push(segments: &mut Vec<Segment>, address: Iova, most: u64, left: &mut u64) {
     let bytes = most.min(*left);
     *left -= bytes;
     let len = usize::try_from(bytes).unwrap_or(PAGE_BYTES);

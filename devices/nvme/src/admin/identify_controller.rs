@@ -1,7 +1,7 @@
 //! The controller's identity: Identify Controller, names and UUIDs.
 
 use peerbar_nvme_spec::identify::controller::{
-    Controller, Ctratt, EntrySizes, Frmw, Lpa, Oacs, Oncs, Sanicap, Vwc,
+    Controller, Ctratt, EntrySizes, Frmw, Lpa, Oacs, Oncs, Sanicap, Sgls, Vwc,
 };
 use peerbar_nvme_spec::identify::namespace::DescriptorHeader;
 use peerbar_nvme_spec::identify::{DATA_SIZE, ascii, csi};
@@ -28,12 +28,20 @@ const CRITICAL_TEMPERATURE: u16 = 373;
 /// ACL: Abort commands that may be outstanding. In practice each one completes at once.
 const ABORT_LIMIT: u8 = 4;
 
+/// SGLS of a controller with SGLs: all descriptors by address, at any byte. An SGL describes exactly
+/// the data.
+const OFFERED_SGLS: Sgls = Sgls::new()
+    .with_support(Sgls::BYTE_ALIGNED)
+    .with_bit_bucket(true)
+    .with_metadata_segment(true);
+
 /// The controller's identity.
 #[derive(Debug)]
 pub(super) struct ControllerIdentity {
     serial: String,
     identity: Identity,
     mdts: u8,
+    sgls: Sgls,
     shadow_doorbells: bool,
 }
 
@@ -43,6 +51,11 @@ impl ControllerIdentity {
             serial: config.serial.clone(),
             identity: *identity,
             mdts: config.mdts,
+            sgls: if config.sgl {
+                OFFERED_SGLS
+            } else {
+                Sgls::new()
+            },
             shadow_doorbells: config.poll == PollPolicy::Adaptive,
         }
     }
@@ -98,6 +111,7 @@ impl ControllerIdentity {
         data.vwc = Vwc::new()
             .with_present(true)
             .with_flush_behavior(Vwc::FLUSH_ALL);
+        data.sgls = self.sgls;
         data.subnqn = self.subsystem_name();
         if let Some(state) = data.psd.first_mut() {
             state.mp = MAX_POWER.into();

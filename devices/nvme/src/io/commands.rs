@@ -24,7 +24,7 @@ impl Io {
     #[inline(always)]
     pub(super) fn start(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
         let entry = command.entry;
-        if entry.flags.fuse() != 0 {
+        if entry.flags.fuse() != 0 || !self.data.offers(entry.flags.psdt()) {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         self.storage.check_media()?;

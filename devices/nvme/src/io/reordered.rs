@@ -29,11 +29,11 @@ impl Io {
             return Ok(false);
         }
         self.data.locate(Purpose::Payload, entry, len)?;
-        let (origin, ranges) = self.data.located();
         self.data.session.release();
         let mut bytes = vec![0; len];
         let read = namespace.backend().read(extent.offset, &mut bytes);
         read.map_err(read_error(namespace))?;
+        let (origin, ranges) = self.data.located(&mut bytes);
         self.tally.read(extent.len);
         self.late = Some(Box::new(LateData {
             queue,

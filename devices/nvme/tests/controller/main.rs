@@ -34,6 +34,7 @@ mod queues;
 mod reset;
 mod sanitize;
 mod scattered;
+mod sgls;
 mod shadow;
 mod shutdown;
 mod torn;

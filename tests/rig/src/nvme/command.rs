@@ -31,6 +31,17 @@ impl Command {
         Self { prp1, prp2, ..self }
     }
 
+    /// The same command with an SGL whose first descriptor this is, and PSDT 1.
+    pub fn with_sgl(self, first: [u8; 16]) -> Self {
+        let [prp1, prp2] =
+            [0, 8].map(|at| u64::from_le_bytes(first[at..at + 8].try_into().unwrap()));
+        let flags = self.flags | 0x40;
+        Self {
+            flags,
+            ..self.at(prp1, prp2)
+        }
+    }
+
     pub fn encode(&self, cid: u16) -> [u8; 64] {
         let mut bytes = [0; 64];
         bytes[0] = self.opcode;
@@ -45,6 +56,20 @@ impl Command {
         bytes
     }
 }
+
+/// An SGL descriptor of 16 bytes (NVMe Base 2.0, 4.1.2) with this type, by address.
+pub fn descriptor(kind: u8, address: u64, length: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&address.to_le_bytes());
+    bytes[8..12].copy_from_slice(&length.to_le_bytes());
+    bytes[15] = kind << 4;
+    bytes
+}
+
+pub const DATA_BLOCK: u8 = 0x0;
+pub const BIT_BUCKET: u8 = 0x1;
+pub const SEGMENT: u8 = 0x2;
+pub const LAST_SEGMENT: u8 = 0x3;
 
 pub const FLUSH: u8 = 0x00;
 pub const WRITE: u8 = 0x01;
@@ -148,6 +173,10 @@ pub mod sc {
     pub const ABORT_REQ: u16 = 0x007;
     pub const INVALID_NS: u16 = 0x00b;
     pub const CMD_SEQ_ERROR: u16 = 0x00c;
+    pub const SGL_INVALID_LAST: u16 = 0x00d;
+    pub const SGL_INVALID_COUNT: u16 = 0x00e;
+    pub const SGL_INVALID_DATA: u16 = 0x00f;
+    pub const SGL_INVALID_TYPE: u16 = 0x011;
     pub const CMB_INVALID_USE: u16 = 0x012;
     pub const PRP_INVALID_OFFSET: u16 = 0x013;
     pub const SANITIZE_FAILED: u16 = 0x01c;
