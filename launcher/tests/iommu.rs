@@ -61,7 +61,7 @@ fn command(device: &Recorder, number: u32, address: u64, outcome: DmaOutcome) {
     let origin = Origin::command(1, number);
     device.record(Event::Begin {
         origin,
-        opcode: READ,
+        operation: READ.into(),
     });
     let dma = Dma {
         origin,

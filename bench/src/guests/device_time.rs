@@ -145,7 +145,10 @@ mod tests {
 
     fn begin(command: u32) -> Event {
         let origin = Origin::command(1, command);
-        Event::Begin { origin, opcode: 2 }
+        Event::Begin {
+            origin,
+            operation: 2.into(),
+        }
     }
 
     fn end(command: u32, status: u16) -> Event {

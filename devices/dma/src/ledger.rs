@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use peerbar_dma_log::Origin;
 use peerbar_dma_log::counter_file::DeviceEvent;
-use peerbar_flight::{DoorbellEvent, Event, IgnoredWrite, Recorder, RegisterWrite};
+use peerbar_flight::{DoorbellEvent, Event, IgnoredWrite, Operation, Recorder, RegisterWrite};
 
 use crate::counters::Counters;
 use crate::error::DmaError;
@@ -82,9 +82,12 @@ impl Ledger {
         self.note(|| Event::Interrupt { vector });
     }
 
-    /// Notes that a command begins. `opcode` is the device's own opcode.
-    pub fn begin(&self, origin: Origin, opcode: u8) {
-        self.note(|| Event::Begin { origin, opcode });
+    /// Notes that a command begins: an operation, or the opcode of one without flags.
+    pub fn begin(&self, origin: Origin, operation: impl Into<Operation>) {
+        self.note(|| Event::Begin {
+            origin,
+            operation: operation.into(),
+        });
     }
 
     /// Notes that a command is complete, before its driver is notified. `status` is 0 if it succeeded.

@@ -120,7 +120,7 @@ pub use memory_pool::MemoryPool;
 pub use pages::{PageError, PageTable};
 pub use peer_changes::ChangeCount;
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
-pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
+pub use peerbar_flight::{DoorbellEvent, Operation, RegisterWrite, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use pinned::{CopyError, Pinned};
 pub use private_memory::PrivateMemory;

@@ -14,7 +14,7 @@
 //! | 1 map | access (1 read, 2 write), backing (0 device, 1 RAM, 2 RAM through the client) | IOVA, last IOVA, st_dev, st_ino, offset |
 //! | 2 unmap | | IOVA, last IOVA |
 //! | 3 DMA | purpose, direction, outcome | address, length, origin, route + completer << 8 + errno << 16, ns that it took |
-//! | 4 begin | opcode | origin |
+//! | 4 begin | opcode, flags | origin |
 //! | 5 end | | origin, status |
 //! | 6 window | BAR, or 255 for the CMB and 254 for the PMR, memory | address, length |
 //! | 7 peer's window | 0, memory | address, length, peer, claim |
@@ -35,7 +35,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
     Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, IgnoredWrite, Injection, Mapping,
-    PeerWindowEvent, Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
+    Operation, PeerWindowEvent, Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 
 const CMB: u8 = 0xff;
@@ -104,7 +104,10 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
         Event::Map(mapping) => encode_mapping(&mapping),
         Event::Unmap(range) => (2, [0; 3], [range.first().0, range.last().0, 0, 0, 0]),
         Event::Dma(dma) => encode_dma(&dma),
-        Event::Begin { origin, opcode } => (4, [opcode, 0, 0], [from_origin(origin), 0, 0, 0, 0]),
+        Event::Begin { origin, operation } => {
+            let Operation { opcode, flags } = operation;
+            (4, [opcode, flags, 0], [from_origin(origin), 0, 0, 0, 0])
+        }
         Event::End { origin, status } => (5, [0; 3], [from_origin(origin), status.into(), 0, 0, 0]),
         Event::Window(window) => {
             let id = match window.id {
@@ -212,7 +215,10 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
         3 => Event::Dma(decode_dma(small, words)?),
         4 => Event::Begin {
             origin: to_origin(one)?,
-            opcode: first,
+            operation: Operation {
+                opcode: first,
+                flags: second,
+            },
         },
         5 => Event::End {
             origin: to_origin(one)?,
@@ -459,7 +465,10 @@ mod tests {
                 0 => Event::Unmap(between(one, two)),
                 1 => Event::Begin {
                     origin,
-                    opcode: half.to_le_bytes()[0],
+                    operation: Operation {
+                        opcode: half.to_le_bytes()[0],
+                        flags: half.to_le_bytes()[1],
+                    },
                 },
                 2 => Event::End {
                     origin,

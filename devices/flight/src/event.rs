@@ -29,8 +29,8 @@ pub enum Event {
     Begin {
         /// The command.
         origin: Origin,
-        /// The device's number for the command's kind.
-        opcode: u8,
+        /// Its kind.
+        operation: Operation,
     },
     /// A command is complete: its driver is notified next.
     End {
@@ -64,6 +64,22 @@ pub enum Event {
         /// The MSI-X vector, or 0 for the INTx pin.
         vector: u16,
     },
+}
+
+/// The kind of a command, by its device's own numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The opcode.
+    pub opcode: u8,
+    /// Flags, such as the second byte of an NVMe command (NVMe Base 2.0, 3.3.3.1).
+    pub flags: u8,
+}
+
+impl From<u8> for Operation {
+    /// Makes an operation without flags.
+    fn from(opcode: u8) -> Self {
+        Self { opcode, flags: 0 }
+    }
 }
 
 /// A new value of a queue's doorbell, as the device has read it, and its effect.

@@ -6,7 +6,7 @@ use peerbar_dma_log::{Origin, Purpose};
 use peerbar_pci::{Iova, Range};
 use rangemap::RangeInclusiveMap;
 
-use crate::event::{Dma, DmaOutcome, Event, Mapping, Record};
+use crate::event::{Dma, DmaOutcome, Event, Mapping, Operation, Record};
 use crate::file::Flight;
 
 /// A point in a device's record.
@@ -32,8 +32,8 @@ impl From<&Record> for Moment {
 pub struct Command {
     /// Queue and number.
     pub origin: Origin,
-    /// The device's number for the command's kind.
-    pub opcode: u8,
+    /// The command's kind.
+    pub operation: Operation,
     /// The time at which it began.
     pub begun: Moment,
 }
@@ -288,7 +288,7 @@ impl History {
             Event::BusMaster(on) => self.is_master = Some(on),
             Event::Map(mapping) => self.map(mapping, at),
             Event::Unmap(range) => self.unmap(range, at),
-            Event::Begin { origin, opcode } => self.begin(origin, opcode, at),
+            Event::Begin { origin, operation } => self.begin(origin, operation, at),
             Event::End { origin, .. } => self.end(origin, at),
             Event::Dma(dma) => return Some(self.dma(dma, at)),
             _ => {}
@@ -343,10 +343,10 @@ impl History {
         }
     }
 
-    fn begin(&mut self, origin: Origin, opcode: u8, begun: Moment) {
+    fn begin(&mut self, origin: Origin, operation: Operation, begun: Moment) {
         let command = Command {
             origin,
-            opcode,
+            operation,
             begun,
         };
         let used = HashSet::new();

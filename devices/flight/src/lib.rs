@@ -30,7 +30,7 @@ mod sanitizer;
 
 pub use event::{
     Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, IgnoredWrite, Injection, Mapping,
-    PeerWindowEvent, Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
+    Operation, PeerWindowEvent, Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 pub use file::{Flight, FlightFile, Tail};
 pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Teardown, Unmapped};

@@ -95,7 +95,10 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
         let recorder = Recorder::create(&path, "disk0", level).unwrap();
         let origin = Origin::command(1, 17u16);
         recorder.record(Event::Doorbell(DOORBELL));
-        recorder.record(Event::Begin { origin, opcode: 2 });
+        recorder.record(Event::Begin {
+            origin,
+            operation: 2.into(),
+        });
         recorder.dma(dma(DmaOutcome::Done), recorder.clock());
         recorder.dma(dma(DmaOutcome::Forbidden), recorder.clock());
         recorder.record(Event::End { origin, status: 4 });

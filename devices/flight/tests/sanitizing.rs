@@ -62,7 +62,7 @@ impl Story {
     fn begin(self, command: u32) -> Self {
         self.then(Event::Begin {
             origin: origin(command),
-            opcode: 2,
+            operation: 2.into(),
         })
     }
 

@@ -615,7 +615,7 @@ mod tests {
             .collect();
         let begin = |command: u32| Event::Begin {
             origin: Origin::command(0, command),
-            opcode: 0,
+            operation: 0.into(),
         };
         let doorbell = |tail, added| {
             Event::Doorbell(DoorbellEvent {

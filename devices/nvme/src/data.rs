@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Direction, DmaError, MappedMemory, Origin, Pinned, Purpose, Requester, Session, Tag,
+    Direction, DmaError, MappedMemory, Operation, Origin, Pinned, Purpose, Requester, Session, Tag,
 };
 use peerbar_file_ring::FileRing;
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
@@ -72,10 +72,14 @@ impl DataPath {
         self.session.requester()
     }
 
-    /// Sets the origin of the following transfers: a command with `opcode`.
-    pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
+    /// Sets the origin of the following transfers: a command that begins.
+    pub(crate) fn begin(&mut self, origin: Origin, command: &SubmissionEntry) {
         self.resume(origin);
-        self.requester().ledger().begin(origin, opcode);
+        let operation = Operation {
+            opcode: command.opcode,
+            flags: command.flags.into_bits(),
+        };
+        self.requester().ledger().begin(origin, operation);
     }
 
     /// Sets the origin of the following transfers to a command that has begun before.

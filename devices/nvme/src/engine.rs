@@ -288,7 +288,7 @@ impl Engine {
     fn take(&mut self, entry: &SubmissionEntry, permit: Permit) {
         let injected = self.data.injected(Kind::AdminCommand, 0, entry);
         let origin = Origin::command(0, entry.cid.get());
-        self.data.begin(origin, entry.opcode);
+        self.data.begin(origin, entry);
         match injected {
             Some(Action::FailCommand(status)) => self.end(entry, permit, Err(status)),
             Some(Action::Delay(by)) => self.held.add(by, (*entry, permit)),

@@ -115,7 +115,7 @@ impl Io {
     ) -> Option<Ended> {
         let injected = self.data.injected(Kind::Command, queue, entry);
         let origin = Origin::command(queue, entry.cid.get());
-        self.data.begin(origin, entry.opcode);
+        self.data.begin(origin, entry);
         let mut command = InProgress::new(queue, entry, permit);
         let progress = match injected {
             Some(Action::FailCommand(status)) => Err(status),

@@ -100,7 +100,7 @@ pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault)
     json!({
         "seconds": device.seconds(fault.at.nanos),
         "origin": dma.origin.to_string(),
-        "operation": fault.command.map(|command| device.kind.operation(dma.origin, command.opcode)),
+        "operation": fault.command.map(|command| device.kind.operation(dma.origin, command.operation)),
         "address": dma.address.0,
         "size": dma.len,
         "direction": direction(dma.direction),

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use peerbar_efa_spec::admin::Opcode as EfaOpcode;
-use peerbar_flight::Origin;
-use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
+use peerbar_flight::{Operation, Origin};
+use peerbar_nvme_spec::command::{AdminOpcode, CommandFlags, NvmOpcode};
 
 /// A kind of device with a flight record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,11 @@ impl DeviceKind {
         }
     }
 
-    /// Returns the name of a command's operation.
-    pub(crate) fn operation(self, origin: Origin, opcode: u8) -> String {
+    /// Returns the name of a command's operation. That of an NVMe command says if its data is in an
+    /// SGL, rather than in PRPs.
+    pub(crate) fn operation(self, origin: Origin, operation: Operation) -> String {
         let is_admin = matches!(origin, Origin::Command { queue: 0, .. });
+        let Operation { opcode, flags } = operation;
         let name = match self {
             Self::Nvme if is_admin => AdminOpcode::try_from(opcode).ok().map(debug),
             Self::Nvme => NvmOpcode::try_from(opcode).ok().map(debug),
@@ -57,7 +59,11 @@ impl DeviceKind {
             Self::Nic => named(&["Send", "RdmaRead", "RdmaWrite"], opcode),
             Self::Foreign => None,
         };
-        name.unwrap_or_else(|| format!("opcode {opcode:#04x}"))
+        let name = name.unwrap_or_else(|| format!("opcode {opcode:#04x}"));
+        match self {
+            Self::Nvme if CommandFlags::from_bits(flags).psdt() != 0 => format!("{name} by SGL"),
+            _ => name,
+        }
     }
 
     /// Returns the name of the queue with this number.
@@ -85,18 +91,20 @@ mod tests {
 
     #[test]
     fn commands_have_the_names_of_their_device() {
-        let operation = |kind: DeviceKind, queue: u16, opcode| {
-            kind.operation(Origin::command(queue, 5_u16), opcode)
+        let operation = |kind: DeviceKind, queue: u16, opcode, flags| {
+            kind.operation(Origin::command(queue, 5_u16), Operation { opcode, flags })
         };
-        for (kind, queue, opcode, name) in [
-            (DeviceKind::Nvme, 0, 0x06, "Identify"),
-            (DeviceKind::Nvme, 1, 0x02, "Read"),
-            (DeviceKind::Gpu, 0, 1, "Copy"),
-            (DeviceKind::Nic, 0, 7, "RegMr"),
-            (DeviceKind::Nic, 3, 2, "RdmaWrite"),
-            (DeviceKind::Nic, 3, 9, "opcode 0x09"),
+        for (kind, queue, opcode, flags, name) in [
+            (DeviceKind::Nvme, 0, 0x06, 0, "Identify"),
+            (DeviceKind::Nvme, 1, 0x02, 0, "Read"),
+            (DeviceKind::Nvme, 1, 0x01, 0x40, "Write by SGL"),
+            (DeviceKind::Nvme, 1, 0x02, 0x80, "Read by SGL"),
+            (DeviceKind::Gpu, 0, 1, 0, "Copy"),
+            (DeviceKind::Nic, 0, 7, 0, "RegMr"),
+            (DeviceKind::Nic, 3, 2, 0, "RdmaWrite"),
+            (DeviceKind::Nic, 3, 9, 0, "opcode 0x09"),
         ] {
-            assert_eq!(operation(kind, queue, opcode), name);
+            assert_eq!(operation(kind, queue, opcode, flags), name);
         }
         assert_eq!(DeviceKind::Nic.queue(3), "queue pair 3");
     }

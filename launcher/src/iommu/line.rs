@@ -53,8 +53,9 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
         }
         Event::Unmap(range) => format!("unmap  {}", addresses(range)),
         Event::Dma(ref dma) => transfer(device, dma),
-        Event::Begin { origin, opcode } => {
-            format!("begin  {origin}: {}", device.kind.operation(origin, opcode))
+        Event::Begin { origin, operation } => {
+            let operation = device.kind.operation(origin, operation);
+            format!("begin  {origin}: {operation}")
         }
         Event::End { origin, status: 0 } => format!("end    {origin}"),
         Event::End { origin, status } => format!("end    {origin}: status {status:#06x}"),

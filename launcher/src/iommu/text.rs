@@ -190,7 +190,7 @@ fn requester(
     match command {
         Some(command) => format!(
             "{origin}: {}, taken up at {:.6} s",
-            device.kind.operation(origin, command.opcode),
+            device.kind.operation(origin, command.operation),
             device.seconds(command.begun.nanos)
         ),
         None => origin.to_string(),

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use peerbar_flight::{Dma, DmaOutcome, DoorbellEvent, Event, Origin, Purpose, Record, Route};
+use peerbar_flight::{
+    Dma, DmaOutcome, DoorbellEvent, Event, Operation, Origin, Purpose, Record, Route,
+};
 
 use super::file::{Argument, TimedEvent, TraceFile, Track};
 use super::lanes;
@@ -21,7 +23,7 @@ pub(super) struct RecordedCommand {
     /// Its number there.
     pub(super) number: u32,
     /// Its operation.
-    pub(super) opcode: u8,
+    pub(super) operation: Operation,
     /// Time of its begin.
     pub(super) begun: u64,
     /// Time of its completion, or `None` if the record ends before.
@@ -90,8 +92,8 @@ impl Activity {
                     let doorbell = (doorbell.queue, rung(doorbell, record.nanos));
                     activity.doorbells.push(doorbell);
                 }
-                Event::Begin { origin, opcode } => {
-                    activity.begin(&mut open, origin, opcode, record, number);
+                Event::Begin { origin, operation } => {
+                    activity.begin(&mut open, origin, operation, record, number);
                 }
                 Event::End { origin, status } => {
                     activity.end(&mut open, origin, status, record.nanos);
@@ -134,7 +136,7 @@ impl Activity {
         &mut self,
         open: &mut OpenCommands,
         origin: Origin,
-        opcode: u8,
+        operation: Operation,
         record: &Record,
         device: usize,
     ) {
@@ -152,7 +154,7 @@ impl Activity {
         self.commands.push(RecordedCommand {
             queue,
             number: command,
-            opcode,
+            operation,
             begun: record.nanos,
             ended: None,
             announced: doorbell.as_ref().map(|(_, doorbell)| doorbell.from),
@@ -274,7 +276,7 @@ impl Activity {
 
 fn slice(device: &RecordedDevice, command: &RecordedCommand, last: u64) -> TimedEvent {
     let origin = Origin::command(command.queue, command.number);
-    let name = device.kind.operation(origin, command.opcode);
+    let name = device.kind.operation(origin, command.operation);
     let slice = TimedEvent::slice(command.begun, command.ended.unwrap_or(last), name)
         .with("command", Argument::Number(command.number.into()))
         .in_flows([command.flow]);

@@ -60,7 +60,7 @@ impl Found {
 type Key<'a> = (&'a str, u16, u32, bool);
 
 fn recorded_key<'a>(device: &'a str, command: &RecordedCommand) -> Key<'a> {
-    let is_flush = command.queue != 0 && command.opcode == NvmOpcode::Flush as u8;
+    let is_flush = command.queue != 0 && command.operation.opcode == NvmOpcode::Flush as u8;
     (device, command.queue, command.number, is_flush)
 }
 
@@ -409,7 +409,7 @@ mod tests {
             recorded.push(RecordedCommand {
                 queue: 1,
                 number,
-                opcode: 2,
+                operation: 2.into(),
                 begun,
                 ended: Some(ended),
                 announced: Some(announced),
@@ -469,7 +469,7 @@ mod tests {
         let recorded = device.iter().map(|(opcode, at)| RecordedCommand {
             queue: 1,
             number: 4097,
-            opcode: *opcode as u8,
+            operation: (*opcode as u8).into(),
             begun: host(*at + 1),
             ended: Some(host(*at + 4)),
             announced: None,

@@ -53,11 +53,11 @@ fn run(level: Level) -> TempDir {
     }));
     recorder.record(Event::Begin {
         origin: one,
-        opcode: 2,
+        operation: 2.into(),
     });
     recorder.record(Event::Begin {
         origin: two,
-        opcode: 2,
+        operation: 2.into(),
     });
     dma(&recorder, one, Route::Peer, 4096, DmaOutcome::Done);
     dma(&recorder, one, Route::Peer, 512, DmaOutcome::Done);

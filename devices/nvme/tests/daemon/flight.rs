@@ -6,7 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use peerbar_dma_log::counter_file::Reader;
-use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
+use peerbar_flight::{
+    DoorbellEvent, Event, FindingKind, Flight, FlightFile, Operation, Origin, Sanitizer,
+};
 use peerbar_pci::Iova;
 use peerbar_rig::nvme::command::READ;
 use peerbar_rig::nvme::{DATA, RAM, RAM_BYTES};
@@ -85,7 +87,7 @@ fn flight_record_is_read_from_running_and_killed_daemons() {
             event,
             Event::Begin {
                 origin: Origin::Command { queue: 1, .. },
-                opcode: READ
+                operation: Operation { opcode: READ, .. }
             }
         )
     };
