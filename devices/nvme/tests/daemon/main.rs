@@ -22,6 +22,7 @@ mod pmr;
 mod process;
 mod requests;
 mod resampling;
+mod sgls;
 mod silent_file;
 mod spdk;
 
