@@ -292,7 +292,8 @@ fn derived(file: &Path, set: &toml::Table, name: &str) -> anyhow::Result<PathBuf
     Ok(derived)
 }
 
-/// Sets the value of a key such as `machine.iommu`. Missing tables are made.
+/// Sets the value of a key such as `machine.iommu`. Missing tables are made. The key of an array of
+/// tables, such as `nvme.sgl`, is set in each of them.
 fn set_value(table: &mut toml::Table, key: &str, value: &toml::Value) -> anyhow::Result<()> {
     let Some((first, rest)) = key.split_once('.') else {
         table.insert(key.to_owned(), value.clone());
@@ -301,12 +302,16 @@ fn set_value(table: &mut toml::Table, key: &str, value: &toml::Value) -> anyhow:
     let inner = table
         .entry(first)
         .or_insert_with(|| toml::Table::new().into());
-    let inner = inner.as_table_mut();
-    set_value(
-        inner.with_context(|| format!("`{first}` is not a table"))?,
-        rest,
-        value,
-    )
+    let inner = match inner {
+        toml::Value::Array(all) => all.iter_mut().collect(),
+        one => vec![one],
+    };
+    for table in inner {
+        let table = table.as_table_mut();
+        let table = table.with_context(|| format!("`{first}` is not a table"))?;
+        set_value(table, rest, value)?;
+    }
+    Ok(())
 }
 
 /// Takes the lock of the workspace's tests.
@@ -356,5 +361,9 @@ mod tests {
         let expected = "tools = true\n[machine]\niommu = \"amd\"\ncpus = 2\n[fabric]\ndelay = 1";
         assert_eq!(scenario, expected.parse().unwrap());
         assert!(set_value(&mut scenario, "tools.x", &1.into()).is_err());
+        let mut disks: toml::Table = "[[nvme]]\nsgl = false\n[[nvme]]".parse().unwrap();
+        set_value(&mut disks, "nvme.sgl", &true.into()).unwrap();
+        let expected = "[[nvme]]\nsgl = true\n[[nvme]]\nsgl = true";
+        assert_eq!(disks, expected.parse().unwrap());
     }
 }
