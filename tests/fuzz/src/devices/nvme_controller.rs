@@ -20,6 +20,8 @@ const ASQ: u64 = 0x1000;
 const ACQ: u64 = 0x2000;
 const SQ: u64 = 0x3000;
 const CQ: u64 = 0x4000;
+/// Address of a segment of an SGL.
+const SEGMENT: u64 = 0x7000;
 /// From here on, the input sets the memory.
 const DATA: u64 = 0x8000;
 
@@ -46,6 +48,31 @@ enum Step {
     Unmap(u32, u32),
     /// Resets the function.
     Reset,
+    /// Puts a command with an SGL on the I/O queue: its first descriptor, and those of a segment.
+    Sgl(u8, Descriptor, Vec<Descriptor>),
+}
+
+/// A descriptor of an SGL.
+#[derive(Arbitrary, Debug)]
+struct Descriptor {
+    /// Type and sub type.
+    id: u8,
+    /// Its address is that of the segment.
+    links: bool,
+    address: u32,
+    length: u16,
+}
+
+impl Descriptor {
+    fn bytes(&self) -> [u8; 16] {
+        let data = DATA + u64::from(self.address) % RAM;
+        let address = if self.links { SEGMENT } else { data };
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&address.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.length.to_le_bytes());
+        bytes[15] = self.id;
+        bytes
+    }
 }
 
 /// A command whose addresses are usually inside memory.
@@ -99,6 +126,7 @@ impl Guest {
         let (_region, path) = ram_disk::region(2 << 20);
         let config = Config {
             pmr: Some(path),
+            sgl: true,
             ..ram_disk::config()
         };
         let controller = SteppedController::start(&config, Vec::new()).expect("a controller");
@@ -213,6 +241,18 @@ impl Guest {
             Step::Reset => {
                 let _ = self.controller.endpoint.reset();
             }
+            Step::Sgl(opcode, first, segment) => {
+                let segment = segment.iter().take(256).flat_map(Descriptor::bytes);
+                let segment: Vec<u8> = segment.collect();
+                let _ = self.memory.write_all_at(&segment, SEGMENT);
+                let mut bytes = [0; 64];
+                bytes[..2].copy_from_slice(&[*opcode, 0x40]);
+                bytes[2..4].copy_from_slice(&number.to_le_bytes());
+                bytes[4] = 1;
+                bytes[24..40].copy_from_slice(&first.bytes());
+                bytes[48] = 7;
+                self.put(1, bytes);
+            }
         }
     }
 }
@@ -249,7 +289,7 @@ mod tests {
     use super::*;
     use crate::seed::{Seed, names};
 
-    const STEPS: u32 = 10;
+    const STEPS: u32 = 11;
 
     /// Adds an admin command (0) or an I/O command (1) with its data at [`DATA`].
     fn command(seed: Seed, queue: u32, opcode: u8, dwords: [u32; 3]) -> Seed {
@@ -285,6 +325,31 @@ mod tests {
             panic!("{read:?}");
         };
         assert_eq!((write.opcode, write.nsid, write.dwords[2]), (1, 1, 7));
+    }
+
+    #[test]
+    fn seed_of_sgls_reads_as_its_steps() {
+        let descriptor =
+            |seed: Seed, id: u8, links: u8, length| seed.bytes(&[id, links]).u32(0).u16(length);
+        let sgl = |seed: Seed, opcode: u8| seed.step(10, STEPS).bytes(&[opcode]);
+        // Blocks 0 to 7, in one data block, and in three parts.
+        let seed = descriptor(sgl(Seed::default(), 1), 0, 0, 4096).end();
+        let mut seed = descriptor(sgl(seed, 2), 0x30, 1, 48);
+        for (id, length) in [(0, 1000), (0x10, 2000), (0, 1096)] {
+            seed = descriptor(seed.bytes(&[1]), id, 0, length);
+        }
+        // A segment that refers to itself.
+        let seed = descriptor(sgl(seed.end(), 2), 0x20, 1, 16);
+        let seed = descriptor(seed.bytes(&[1]), 0x20, 1, 16).end().end();
+        let read = steps(&seed.in_corpus("nvme_controller", "sgls"));
+        assert_eq!(names(&read), ["Sgl", "Sgl", "Sgl"]);
+        let Step::Sgl(2, first, segment) = &read[1] else {
+            panic!("{read:?}");
+        };
+        assert_eq!(
+            (first.bytes()[15], first.length, segment.len()),
+            (0x30, 48, 3)
+        );
     }
 
     #[test]
