@@ -5,12 +5,14 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::Level;
+use signal_hook::consts::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
 
 use crate::bridge_watch::SwitchSocket;
 use crate::child::{Child, Killer, last_line};
@@ -145,13 +147,21 @@ pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
     let mut complaint = None;
     for (server, unasked) in servers.iter_mut().zip(unasked).rev() {
         let status = server.child.end(END)?;
-        // A program of another project may end with any status when it is asked to.
-        let has_failed = server.ready.is_none() && !status.success();
+        // A program of another project may end with any status when it is asked to, but not crash.
+        let has_failed = match server.ready {
+            None => !status.success(),
+            Some(_) => status.signal().is_some_and(is_crash),
+        };
         if (unasked.is_some() || has_failed) && !server.lost {
             complaint.get_or_insert_with(|| exit_message(server, status));
         }
     }
     Ok(complaint)
+}
+
+/// Returns `true` if this signal reports a fault of the program that it ended.
+fn is_crash(signal: i32) -> bool {
+    [SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP].contains(&signal)
 }
 
 /// Returns a server's status, and the last line of its log.
@@ -284,15 +294,15 @@ fn unready<'a>(
     first: usize,
 ) -> Result<Option<&'a Server>, Failure> {
     for (server, output) in servers.iter_mut().zip(output).skip(first) {
+        if server.ready.is_some() && server.child.ended()?.is_some() {
+            return Err(failed_to_start(server));
+        }
         let is_ready = match &server.ready {
             Some(file) => file.lack().is_none(),
             None => output.starts_with(b"ready\n"),
         };
         if is_ready {
             continue;
-        }
-        if server.ready.is_some() && server.child.ended()?.is_some() {
-            return Err(failed_to_start(server));
         }
         return Ok(Some(server));
     }
@@ -428,6 +438,18 @@ mod tests {
         stdout.read_exact(&mut [0; 3]).unwrap();
         let proxy = foreign("exec sleep 60", Stdio::null(), from_proxy);
         assert_eq!(stop(&mut [server, slow, proxy]).unwrap(), None);
+    }
+
+    #[test]
+    fn foreign_server_that_crashes_when_its_proxy_ends_is_a_failure() {
+        let [from_proxy, to_server] = connected();
+        let script = "trap '' TERM; echo up; cat; kill -SEGV $$";
+        let mut server = foreign(script, to_server, Stdio::piped());
+        let mut stdout = server.child.take_stdout().unwrap();
+        stdout.read_exact(&mut [0; 3]).unwrap();
+        let proxy = foreign("exec sleep 60", Stdio::null(), from_proxy);
+        let complaint = stop(&mut [server, proxy]).unwrap().unwrap();
+        assert!(complaint.contains("signal: 11"), "{complaint}");
     }
 
     #[test]
