@@ -27,4 +27,4 @@ pub use peerbar_sandbox::{Connections, FileAccess};
 pub use peerbar_switch::{Acknowledgement, AttachError};
 pub use running::{FaultObserver, Running, Served, StartError};
 pub use shared_registers::{EngineRequests, LONGEST_STEP, SharedRegisters, Task};
-pub use switch_port::{ObservedWindow, WindowObserver};
+pub use switch_port::{ObservedWindow, WindowObserver, limit_windows};

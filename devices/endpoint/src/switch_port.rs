@@ -335,7 +335,7 @@ fn parts(areas: &[(u64, u64)], size: u64) -> Vec<(u64, u64, bool)> {
 
 /// Has peers write the pages of registers by messages where the function would have more windows
 /// than a switch takes ([`MAX_WINDOWS`]).
-pub(crate) fn limit_windows(memory: &mut [(Bar, BarMemory)]) {
+pub fn limit_windows(memory: &mut [(Bar, BarMemory)]) {
     let mut spare = MAX_WINDOWS.saturating_sub(memory.len());
     for (bar, memory) in memory {
         let BarMemory::RegistersWithPages(_, areas, pages @ PeerPages::Lent) = memory else {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerbar_dma::Requester;
-use peerbar_endpoint::BarMemory;
+use peerbar_endpoint::{BarMemory, PeerPages, limit_windows};
 use peerbar_lab::count::counted;
 use peerbar_lab::size::Size;
 use peerbar_pci::{Bar, Iova, find_capability};
@@ -179,12 +179,15 @@ fn capabilities(config: &Config) -> Finding {
 fn bars(device: &RemoteDevice, config: &Config) -> Result<Vec<Finding>, CallError> {
     let space = peerbar_proxy::mirror(device)?;
     let requester = Requester::new();
-    let memory = space.bars().iter().map(|bar| {
-        let memory = peerbar_proxy::bar_memory(device, &requester, bar);
+    let memory = space.bars().iter();
+    let memory = memory.map(|bar| (*bar, peerbar_proxy::bar_memory(device, &requester, bar)));
+    let mut memory: Vec<_> = memory.collect();
+    limit_windows(&mut memory);
+    let memory = memory.iter().map(|(bar, memory)| {
         let found = format!(
             "{}: {}",
             described(bar, config),
-            reached(&memory, bar.size())
+            reached(memory, bar.size())
         );
         Some(Finding::ok(bar_name(bar.index().into())?, found))
     });
@@ -222,7 +225,7 @@ fn reached(memory: &BarMemory, size: u64) -> String {
     const MAPPED: &str = "peers map it";
     match memory {
         BarMemory::Memory(_) => MAPPED.to_owned(),
-        BarMemory::RegistersWithPages(_, areas, _) => {
+        BarMemory::RegistersWithPages(_, areas, PeerPages::Lent) => {
             let sizes = areas.iter().map(|(_, size)| size);
             let bytes = sizes.fold(0_u64, |sum, size| sum.saturating_add(*size));
             match bytes >= size {
@@ -233,7 +236,7 @@ fn reached(memory: &BarMemory, size: u64) -> String {
                 ),
             }
         }
-        BarMemory::Registers | BarMemory::Pages(_) => "peers reach it by messages".to_owned(),
+        _ => "peers reach it by messages".to_owned(),
     }
 }
 
