@@ -62,6 +62,8 @@ pub struct Requester {
     link_state: LinkState,
     /// The number of changes of bus mastering, which is off at first.
     bus_mastering: AtomicU32,
+    /// Called while a request waits for changes of the peers' windows.
+    on_missed_changes: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Default for Requester {
@@ -93,6 +95,7 @@ impl Requester {
             faults: Faults::default(),
             link_state: LinkState::default(),
             bus_mastering: AtomicU32::new(0),
+            on_missed_changes: OnceLock::new(),
         }
     }
 

@@ -49,7 +49,9 @@ impl Proxy {
         let requester = Arc::new(Requester::new());
         requester.faults().pass_interrupts_on();
         let unconfirmed = Arc::<Unconfirmed>::default();
-        let router = Arc::new(Router::new(requester.clone(), unconfirmed.clone()));
+        let gives_way = unconfirmed.clone();
+        requester.on_missed_changes(move || gives_way.give_way());
+        let router = Arc::new(Router::new(requester.clone()));
         let remote = RemoteDevice::connect(&config.server, router.clone(), TIME_OUT);
         let remote = Arc::new(remote.map_err(ProxyError::Connect)?);
         let space = mirror(&remote).map_err(|source| ProxyError::ConfigSpace {

@@ -8,21 +8,17 @@ use peerbar_vfio_user::Stop;
 use peerbar_vfio_user::remote::{RemoteEnd, RemoteHandler};
 use rustix::io::Errno;
 
-use crate::unconfirmed::Unconfirmed;
-
 /// Routes the server's requests, and ends the daemon with the server's session.
 pub(crate) struct Router {
     requester: Arc<Requester>,
-    unconfirmed: Arc<Unconfirmed>,
     ended: OnceLock<RemoteEnd>,
     stop: OnceLock<Stop>,
 }
 
 impl Router {
-    pub(crate) fn new(requester: Arc<Requester>, unconfirmed: Arc<Unconfirmed>) -> Self {
+    pub(crate) fn new(requester: Arc<Requester>) -> Self {
         Self {
             requester,
-            unconfirmed,
             ended: OnceLock::new(),
             stop: OnceLock::new(),
         }
@@ -42,9 +38,6 @@ impl Router {
     }
 
     fn access(&self, address: Iova, data: Buffer<'_>) -> Result<(), Errno> {
-        if self.requester.misses_changes() {
-            self.unconfirmed.give_way();
-        }
         let done = self.requester.access(Purpose::Payload, address, data);
         done.map_err(|error| {
             log::debug!("{error}: {}", error.cause);

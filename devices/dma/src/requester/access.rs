@@ -75,11 +75,6 @@ impl Requester {
         self.learn_changes_in(LEARNING_STEPS)
     }
 
-    /// Returns `true` if a request that begins now has to wait for changes of the peers' windows.
-    pub fn misses_changes(&self) -> bool {
-        self.missed_changes().is_some()
-    }
-
     fn missed_changes(&self) -> Option<(Arc<PeerChanges>, u64)> {
         let routes = self.route_table();
         let changes = routes.compared_changes().filter(|_| routes.may_request())?;
@@ -93,6 +88,9 @@ impl Requester {
         };
         // In steps, so that a process that was stopped in between still has the time that it needs.
         for _ in 0..steps {
+            if let Some(call) = self.on_missed_changes.get() {
+                call();
+            }
             if changes.wait(count, LEARNING_STEP) {
                 return true;
             }

@@ -54,6 +54,17 @@ impl Requester {
         }
     }
 
+    /// Has a request that waits for changes call this every 10 ms, without a lock. Ignores a second
+    /// call.
+    ///
+    /// For a function that acknowledges changes late: the switch sends the changes that the request
+    /// waits for only after that.
+    pub fn on_missed_changes(&self, call: impl Fn() + Send + Sync + 'static) {
+        if self.on_missed_changes.set(Box::new(call)).is_err() {
+            log::error!("a function has one call for requests that wait for changes");
+        }
+    }
+
     /// Leaves the switch that counts these changes, unless all changes up to this count are known
     /// by now.
     pub(super) fn leave_switch(&self, changes: &Arc<PeerChanges>, count: u64) {

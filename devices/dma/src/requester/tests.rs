@@ -707,6 +707,19 @@ fn request_waits_until_all_changes_of_before_are_known() {
 }
 
 #[test]
+fn request_that_waits_for_changes_calls_the_function() {
+    let (requester, _, switch, counts) = below_counting_switch();
+    let weak = Arc::downgrade(&requester);
+    requester.on_missed_changes(move || weak.upgrade().unwrap().know_changes(1));
+    counts.set(1).unwrap();
+    let mut data = [0; 4];
+    requester
+        .read(Purpose::Payload, Iova(0x1000), &mut data)
+        .unwrap();
+    assert_eq!(*switch.0.lock(), 0, "the switch was left");
+}
+
+#[test]
 fn session_compares_changes_before_each_request() {
     let (requester, _, _, counts) = below_counting_switch();
     let mut session = Session::new(requester.clone());

@@ -50,6 +50,11 @@ struct Card {
 
 impl Card {
     fn new(switch: &Path) -> Self {
+        Self::at(CARD, switch, "card")
+    }
+
+    /// Makes a card whose memory is at `address`, and whose port has this name.
+    fn at(address: u64, switch: &Path, name: &str) -> Self {
         let bar = |index, size| Bar::new(index, size, true).unwrap();
         let config = ConfigSpace::of_test_function(&[bar(0, CARD_BYTES), bar(2, 0x4000)]);
         let memory = Arc::new(MemoryFile::create("card", CARD_BYTES).unwrap());
@@ -62,15 +67,16 @@ impl Card {
         let vectors = Arc::new(Vectors::new(1).unwrap());
         let behind = [BarMemory::Memory(span), BarMemory::Registers];
         let mut endpoint = Endpoint::new(notes.clone(), config, behind, requester.clone(), vectors);
-        endpoint.attach_to_switch(switch, "card").unwrap();
+        endpoint.attach_to_switch(switch, name).unwrap();
         let mut card = Self {
             endpoint,
             notes,
             requester,
             memory,
         };
-        card.configure(0x10, &CARD.to_le_bytes());
-        card.configure(0x18, &CARD_REGISTERS.to_le_bytes());
+        let registers = address + (CARD_REGISTERS - CARD);
+        card.configure(0x10, &address.to_le_bytes());
+        card.configure(0x18, &registers.to_le_bytes());
         card.set_command(0b110);
         card
     }
@@ -369,6 +375,48 @@ fn servers_request_before_it_takes_a_window_back_is_executed() {
     assert_eq!(answer.recv().unwrap(), wire::REPLY);
     assert!(begun.elapsed() < ENDPOINT_TIME_OUT, "the switch was left");
     assert_eq!(ram.bytes_at(RAM, 8).unwrap(), [7, 0, 0, 0, 0, 0, 0, 0]);
+    drop(ask);
+    drop((client, daemon));
+    server.join().unwrap();
+}
+
+#[test]
+fn servers_request_waits_for_changes_after_several_unconfirmed_ones() {
+    let switch = switch(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("server");
+    let listener = UnixListener::bind(&path).unwrap();
+    let ((mapped, mappings), (ask, asked)) = (channel(), channel());
+    let (answered, answer) = channel();
+    let server = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        RawServer::new(stream).serve(|server, message| {
+            match message.command {
+                command::DMA_MAP => mapped.send(message.descriptors.len()).unwrap(),
+                command::DMA_UNMAP if asked.recv().is_ok() => {
+                    let written = wire::quads(&[CARD, 8, 7]);
+                    server.send(&wire::message(1, command::DMA_WRITE, 0, &written), &[]);
+                    answered.send(server.receive().flags).unwrap();
+                }
+                _ => {}
+            }
+            false
+        });
+    });
+    let daemon = below(&switch.socket(), &path, &[]);
+    let client = Client::attach(daemon.socket(), &GuestRam::new(RAM, 0x1000)).unwrap();
+    client.set_command(0b110);
+    let mut card = Card::new(&switch.socket());
+    let mut other = Card::at(CARD + 0x100_0000, &switch.socket(), "other");
+    let maps = [(); 5].map(|()| mappings.recv().unwrap());
+    assert_eq!(maps, [1, 1, 0, 1, 0]);
+    card.set_command(0);
+    other.set_command(0);
+    // The server's request has to wait for this change, which comes after two unconfirmed ones.
+    card.set_command(0b110);
+    ask.send(()).unwrap();
+    assert_eq!(answer.recv().unwrap(), wire::REPLY, "the switch was left");
+    assert_eq!(card.bytes(0, 8), [7, 0, 0, 0, 0, 0, 0, 0]);
     drop(ask);
     drop((client, daemon));
     server.join().unwrap();
