@@ -35,7 +35,7 @@ pub(crate) struct Lent {
     readable: bool,
     writable: bool,
     /// The memory, and the offset of the range in it. Without it, the server asks for each access.
-    memory: Option<(Arc<OwnedFd>, u64)>,
+    pub(crate) memory: Option<(Arc<OwnedFd>, u64)>,
 }
 
 impl Lent {

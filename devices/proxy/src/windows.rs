@@ -12,6 +12,7 @@ use peerbar_dma::PeerId;
 use peerbar_endpoint::{Acknowledgement, ObservedWindow, WindowObserver};
 
 use crate::lender::Lender;
+use crate::mappings::Borrower;
 use crate::unconfirmed::Unconfirmed;
 
 /// Time between two looks at a link that is down. A fault says for how long it stays so.
@@ -43,7 +44,10 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// Starts the thread, which ends when this is dropped.
-    pub(crate) fn start(lender: Arc<Lender>, unconfirmed: Arc<Unconfirmed>) -> io::Result<Self> {
+    pub(crate) fn start<S: Borrower + Send + Sync + 'static>(
+        lender: Arc<Lender<S>>,
+        unconfirmed: Arc<Unconfirmed>,
+    ) -> io::Result<Self> {
         let (events, waiting) = channel();
         let confirmed = unconfirmed.clone();
         Builder::new()
@@ -103,19 +107,17 @@ impl WindowObserver for Windows {
     }
 }
 
-fn follow(lender: &Lender, events: &Receiver<Event>, unconfirmed: &Unconfirmed) {
-    let mut was_down = false;
+fn follow(lender: &Lender<impl Borrower>, events: &Receiver<Event>, unconfirmed: &Unconfirmed) {
+    // Also `true` if the link may have gone down since the mappings last followed it.
+    let mut is_down = false;
     loop {
-        let is_down = !lender.link_is_up();
-        if std::mem::replace(&mut was_down, is_down) && !is_down {
-            lender.follow_faults();
-        }
         match next(events, is_down) {
             Ok(Event::Windows(change)) => change.apply(lender, unconfirmed),
-            Ok(Event::Link) => lender.follow_faults(),
+            Ok(Event::Link) => is_down = true,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        is_down = is_down && lender.follow_faults();
     }
 }
 
@@ -128,7 +130,7 @@ fn next(events: &Receiver<Event>, is_down: bool) -> Result<Event, RecvTimeoutErr
 }
 
 impl Change {
-    fn apply(self, lender: &Lender, unconfirmed: &Unconfirmed) {
+    fn apply(self, lender: &Lender<impl Borrower>, unconfirmed: &Unconfirmed) {
         let mut mappings = lender.mappings();
         match self.peer {
             Some(peer) => mappings.set_windows(peer, self.windows),
@@ -137,6 +139,71 @@ impl Change {
         drop(mappings);
         if let Some(number) = self.unconfirmed {
             unconfirmed.confirm(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma::Requester;
+    use peerbar_pci::Range;
+    use peerbar_vfio_user::DmaMap;
+    use peerbar_vfio_user::remote::CallError;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::mappings::{Lent, Mappings};
+
+    const LATE: Duration = Duration::from_secs(20);
+
+    /// A server that tells of each mapping with memory, and whose link comes back while it gives
+    /// memory back.
+    struct Server {
+        requester: Arc<Requester>,
+        has_memory: Mutex<Sender<bool>>,
+    }
+
+    impl Borrower for Server {
+        fn map(&self, lent: &Lent) -> Result<(), CallError> {
+            self.has_memory.lock().send(lent.memory.is_some()).unwrap();
+            Ok(())
+        }
+
+        fn unmap(&self, _: &Lent) -> Result<(), CallError> {
+            self.requester.set_link_up();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn link_that_comes_back_while_memory_is_taken_back_is_noticed() {
+        let requester = Arc::new(Requester::new());
+        let (has_memory, mapped) = channel();
+        let server = Arc::new(Server {
+            requester: requester.clone(),
+            has_memory: Mutex::new(has_memory),
+        });
+        let mut mappings = Mappings::new(server, &Config::default());
+        let memory = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+        let map = DmaMap {
+            range: Range::all(),
+            readable: true,
+            writable: true,
+            memory: Some((memory, 0)),
+        };
+        let lent = mappings.lend(&map).unwrap();
+        mappings.map(lent, None).unwrap();
+        let lender = Arc::new(Lender::new(mappings, requester.clone(), false));
+        let windows = Windows::start(lender, Arc::default()).unwrap();
+        assert_eq!(mapped.recv_timeout(LATE), Ok(true));
+        // Only the second time is the thread sure to have started before.
+        for _ in 0..2 {
+            let rule = "link-down device".parse().unwrap();
+            requester.add_fault(rule).unwrap();
+            windows.watch_link();
+            assert_eq!(mapped.recv_timeout(LATE), Ok(false));
+            assert_eq!(mapped.recv_timeout(LATE), Ok(true));
         }
     }
 }
