@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerbar_pci::{Iova, Range};
 use rustix::io::Errno;
@@ -202,7 +202,7 @@ impl RemoteDevice {
         })
     }
 
-    /// Like [`RemoteDevice::region_read`], but waits for each reply at most for this time. A server
+    /// Like [`RemoteDevice::region_read`], but the whole access waits at most for this time. A server
     /// that is late then does not lose the session. [`RemoteDevice::post_writes`] does not wait for
     /// this call.
     ///
@@ -215,9 +215,20 @@ impl RemoteDevice {
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), CallError> {
-        self.read_by((region, offset), data, |request| {
-            self.connection.call_within(request, limit)
-        })
+        self.read_by((region, offset), data, self.calls_within(limit))
+    }
+
+    /// Returns a function that sends a command and waits for its reply. All of its calls together
+    /// wait at most for this time.
+    fn calls_within(
+        &self,
+        limit: Duration,
+    ) -> impl Fn(Request<'_>) -> Result<Answered, CallError> + '_ {
+        let deadline = Instant::now() + limit;
+        move |request| {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            self.connection.call_within(request, rest)
+        }
     }
 
     fn read_by(
@@ -263,9 +274,8 @@ impl RemoteDevice {
         offset: u64,
         data: &[u8],
     ) -> Result<(), CallError> {
-        self.write_by((region, offset), data, |request| {
-            self.connection.call_within(request, limit).map(drop)
-        })
+        let call = self.calls_within(limit);
+        self.write_by((region, offset), data, |request| call(request).map(drop))
     }
 
     fn write_by(

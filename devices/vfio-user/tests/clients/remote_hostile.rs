@@ -411,6 +411,30 @@ fn late_reply_to_a_limited_access_reaches_no_other_call() {
 }
 
 #[test]
+fn limit_of_an_access_holds_for_all_of_its_messages() {
+    let session = Session::new(TIME_OUT, |server, asked| {
+        match asked.command {
+            command::VERSION => {
+                let json = r#"{"capabilities":{"max_data_xfer_size":1}}"#;
+                server.reply(asked, &wire::version(0, 1, json));
+                return true;
+            }
+            // Each reply comes within the limit.
+            command::REGION_READ | command::REGION_WRITE => std::thread::sleep(SOON / 5),
+            _ => {}
+        }
+        false
+    });
+    let device = session.device();
+    let read = device.region_read_within(SOON, 0, 0, &mut [0; 32]);
+    assert_eq!(read, Err(CallError::TimedOut));
+    let written = device.region_write_within(SOON, 0, 0, &[1; 32]);
+    assert_eq!(written, Err(CallError::TimedOut));
+    assert_eq!(device.ended(), None);
+    session.end();
+}
+
+#[test]
 fn wrong_and_doubled_replies_hurt_nobody() {
     let session = Session::new(TIME_OUT, |server, asked| {
         match asked.command {
