@@ -12,6 +12,7 @@ mod error;
 mod info;
 mod receiver;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use peerbar_pci::{Iova, Range};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -33,7 +35,7 @@ use crate::device::{DeviceInfo, Irq, IrqAction};
 use crate::version::{self, Capabilities, MAX_TRANSFER};
 use crate::wire::{self, command};
 
-use connection::{Answered, Connection, Request};
+use connection::{Answered, Connection, PostedReply, Request};
 use info::Description;
 
 pub use connection::{PostedWrites, Turn};
@@ -74,6 +76,8 @@ pub struct RemoteDevice {
     most_data: usize,
     /// The most descriptors of one message.
     most_descriptors: usize,
+    /// The replies to the mappings that were posted, by their first address.
+    posted_maps: Mutex<BTreeMap<Iova, PostedReply>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -117,6 +121,7 @@ impl RemoteDevice {
             description: Description::default(),
             most_data: 0,
             most_descriptors: 1,
+            posted_maps: Mutex::default(),
             threads: Vec::new(),
         };
         let (requests, waiting) = dma::queue();
@@ -259,7 +264,7 @@ impl RemoteDevice {
     /// [`CallError`]
     pub fn region_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), CallError> {
         self.write_by((region, offset), data, |request| {
-            self.connection.post(request)
+            self.connection.post(request).map(drop)
         })
     }
 
@@ -370,7 +375,8 @@ impl RemoteDevice {
         self.connection.begin()
     }
 
-    /// vfio-user, DMA_MAP. While a [`PostedWrites`] exists, it does not wait for the reply.
+    /// vfio-user, DMA_MAP. While a [`PostedWrites`] exists, it does not wait for the reply. A mapping
+    /// that the server then refuses is to be taken back like any other.
     ///
     /// # Errors
     /// [`CallError`]
@@ -386,15 +392,18 @@ impl RemoteDevice {
             size: U64::new(lent.range.size()),
         };
         let memory = lent.memory.map(|(fd, _)| fd);
-        self.connection.post(Request {
+        let posted = self.connection.post(Request {
             command: command::DMA_MAP,
             payload: [asked.as_bytes(), &[]],
             descriptors: memory.as_slice(),
-        })
+        })?;
+        let posted = posted.map(|reply| (lent.range.first(), reply));
+        self.posted_maps.lock().extend(posted);
+        Ok(())
     }
 
     /// vfio-user, DMA_UNMAP of exactly one mapping. A server that refuses it loses the session, since
-    /// it may keep the memory. A mapping without memory, to which the server has no access by
+    /// it may keep the memory, unless it has refused the mapping, which was posted. A mapping without memory, to which the server has no access by
     /// itself, is taken back without a wait for the reply while a [`PostedWrites`] exists. Otherwise
     /// a [`PostedWrites`] waits for this only if the caller holds a [`Turn`].
     ///
@@ -414,9 +423,14 @@ impl RemoteDevice {
         };
         let unmapped = match has_memory {
             true => self.connection.call_apart(request).map(drop),
-            false => self.connection.post(request),
+            false => self.connection.post(request).map(drop),
         };
-        unmapped.inspect_err(|_| self.connection.end(RemoteEnd::KeepsMapping))
+        let posted = self.posted_maps.lock().remove(&range.first());
+        match unmapped {
+            // The server answers in order.
+            Err(CallError::Refused(_)) if posted.is_some_and(|map| map.is_refusal()) => Ok(()),
+            unmapped => unmapped.inspect_err(|_| self.connection.end(RemoteEnd::KeepsMapping)),
+        }
     }
 
     /// vfio-user, DEVICE_RESET, if the device supports it.

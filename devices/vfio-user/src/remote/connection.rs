@@ -121,20 +121,25 @@ impl Connection {
     }
 
     /// Sends a command and waits for its reply, unless a [`PostedWrites`] demands that it is posted.
-    pub(super) fn post(&self, request: Request<'_>) -> Result<(), CallError> {
+    /// Returns the reply that is still to come.
+    pub(super) fn post(&self, request: Request<'_>) -> Result<Option<PostedReply>, CallError> {
         let (sender, arrivals) = channel();
         let turn = self.calls.begin(Some(&sender));
         self.send(&request, &sender)?;
-        if turn.is_posted {
-            return Ok(());
-        }
-        self.wait_for_write(request.command, &arrivals)
+        let command = request.command;
+        let has_come = !turn.is_posted && self.wait_for_write(command, &arrivals)?;
+        Ok((!has_come).then_some(PostedReply { command, arrivals }))
     }
 
-    fn wait_for_write(&self, command: u16, arrivals: &Receiver<Arrival>) -> Result<(), CallError> {
+    /// Returns `false` if the write gives way before its reply has come.
+    fn wait_for_write(
+        &self,
+        command: u16,
+        arrivals: &Receiver<Arrival>,
+    ) -> Result<bool, CallError> {
         match arrivals.recv_timeout(self.time_out) {
-            Ok((GIVE_WAY, _)) => Ok(()),
-            Ok((_, reply)) => answered(command, reply).map(drop),
+            Ok((GIVE_WAY, _)) => Ok(false),
+            Ok((_, reply)) => answered(command, reply).map(|_| true),
             Err(_) => {
                 self.end(RemoteEnd::NotAnswering(self.time_out));
                 Err(CallError::TimedOut)
@@ -181,6 +186,26 @@ impl Connection {
     pub(super) fn post_writes(&self, limit: Duration) -> Option<PostedWrites<'_>> {
         let posted = PostedWrites { calls: &self.calls };
         self.calls.drain(Instant::now() + limit).then_some(posted)
+    }
+}
+
+/// The reply to a posted command.
+#[derive(Debug)]
+pub(super) struct PostedReply {
+    command: u16,
+    arrivals: Receiver<Arrival>,
+}
+
+impl PostedReply {
+    /// Returns `true` if the reply has come and refuses the command.
+    pub(super) fn is_refusal(&self) -> bool {
+        let replies = self.arrivals.try_iter();
+        let mut replies = replies.filter(|(number, _)| *number == REPLY);
+        let is_refusal = |reply| {
+            let answered = answered(self.command, reply);
+            matches!(answered, Err(CallError::Refused(_)))
+        };
+        replies.any(|(_, reply)| is_refusal(reply))
     }
 }
 

@@ -363,18 +363,64 @@ fn server_that_does_not_answer_loses_the_session() {
     session.end();
 }
 
-#[test]
-fn server_that_refuses_to_unmap_loses_the_session() {
-    const EBUSY: u32 = 16;
-    let session = Session::new(TIME_OUT, |server, asked| {
-        let is_meant = asked.command == command::DMA_UNMAP;
+const EBUSY: u32 = 16;
+
+/// A page without memory.
+fn page() -> Lending<'static> {
+    Lending {
+        range: Range::new(Iova(0), 0x1000).unwrap(),
+        readable: true,
+        writable: true,
+        memory: None,
+    }
+}
+
+/// Begins a session with a server that refuses these commands.
+fn session_with_refusals(commands: &'static [u16]) -> Session {
+    Session::new(TIME_OUT, |server, asked| {
+        let is_meant = commands.contains(&asked.command);
         if is_meant {
             let refusal = (REPLY | ERROR, EBUSY);
             let refusal = wire::message_with(asked.id, asked.command, refusal, &[]);
             server.send(&refusal, &[]);
         }
         is_meant
-    });
+    })
+}
+
+#[test]
+fn posted_mapping_that_the_server_refuses_need_not_be_unmapped() {
+    let session = session_with_refusals(&[command::DMA_MAP, command::DMA_UNMAP]);
+    let device = session.device();
+    let lent = page();
+    for has_memory in [false, true] {
+        let posted = device.post_writes(TIME_OUT).unwrap();
+        device.dma_map(&lent).unwrap();
+        drop(posted);
+        device.dma_unmap(lent.range, has_memory).unwrap();
+    }
+    assert_eq!(device.dma_map(&lent), Err(CallError::Refused(Errno::BUSY)));
+    assert_eq!(device.ended(), None);
+    session.end();
+}
+
+#[test]
+fn server_that_refuses_to_unmap_a_posted_mapping_loses_the_session() {
+    let session = session_with_refusals(&[command::DMA_UNMAP]);
+    let device = session.device();
+    let lent = page();
+    let posted = device.post_writes(TIME_OUT).unwrap();
+    device.dma_map(&lent).unwrap();
+    drop(posted);
+    let refused = device.dma_unmap(lent.range, true);
+    assert_eq!(refused, Err(CallError::Refused(Errno::BUSY)));
+    assert_eq!(session.ends.recv().unwrap(), RemoteEnd::KeepsMapping);
+    session.end();
+}
+
+#[test]
+fn server_that_refuses_to_unmap_loses_the_session() {
+    let session = session_with_refusals(&[command::DMA_UNMAP]);
     let range = Range::new(Iova(0), 0x1000).unwrap();
     let refused = session.device().dma_unmap(range, true);
     assert_eq!(refused, Err(CallError::Refused(Errno::BUSY)));
@@ -463,12 +509,7 @@ fn wrong_and_doubled_replies_hurt_nobody() {
     for _ in 0..3 {
         device.reset().unwrap();
     }
-    let lent = Lending {
-        range: Range::new(Iova(0), 0x1000).unwrap(),
-        readable: true,
-        writable: true,
-        memory: None,
-    };
+    let lent = page();
     assert_eq!(device.dma_map(&lent), Err(CallError::Malformed));
     let read = device.region_read(0, 0, &mut [0; 4]);
     assert_eq!(read, Err(CallError::Malformed));
