@@ -40,7 +40,8 @@ impl ForeignFunction {
         if self.remote.info().can_reset {
             return self.remote.reset();
         }
-        self.remote.region_write(CONFIG_REGION, COMMAND, &[0; 2])
+        self.remote
+            .region_write_unposted(CONFIG_REGION, COMMAND, &[0; 2])
     }
 }
 
@@ -118,5 +119,63 @@ pub fn bar_memory(remote: &RemoteDevice, requester: &Requester, bar: &Bar) -> Ba
             BarMemory::Registers
         }
         _ => BarMemory::Registers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use peerbar_pci::Iova;
+    use peerbar_rig::RawServer;
+    use peerbar_rig::wire::{ERROR, REPLY, command, message_with, words};
+    use peerbar_vfio_user::remote::{RemoteEnd, RemoteHandler, TIME_OUT};
+    use rustix::io::Errno;
+
+    use super::*;
+
+    /// A handler of a server that sends no requests.
+    struct NoDma;
+
+    impl RemoteHandler for NoDma {
+        fn dma_read(&self, _: Iova, _: &mut [u8]) -> Result<(), Errno> {
+            Err(Errno::IO)
+        }
+
+        fn dma_write(&self, _: Iova, _: &[u8]) -> Result<(), Errno> {
+            Err(Errno::IO)
+        }
+
+        fn ended(&self, _: RemoteEnd) {}
+    }
+
+    #[test]
+    fn refused_write_to_the_command_register_is_a_failed_reset() {
+        const EBUSY: u32 = 16;
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let server = std::thread::spawn(move || {
+            RawServer::new(theirs).serve(|server, asked| {
+                match asked.command {
+                    // It has no reset.
+                    command::INFO => server.reply(asked, &words(&[16, 2, 9, 5])),
+                    command::REGION_WRITE => {
+                        let refusal = (REPLY | ERROR, EBUSY);
+                        let refusal = message_with(asked.id, asked.command, refusal, &[]);
+                        server.send(&refusal, &[]);
+                    }
+                    _ => return false,
+                }
+                true
+            });
+        });
+        let remote = RemoteDevice::start(ours, Arc::new(NoDma), TIME_OUT).unwrap();
+        let remote = Arc::new(remote);
+        let function = ForeignFunction::new(remote.clone());
+        let posted = remote.post_writes(TIME_OUT);
+        function.reset();
+        assert!(function.renew_memory().is_err());
+        drop((posted, function));
+        drop(remote);
+        server.join().unwrap();
     }
 }

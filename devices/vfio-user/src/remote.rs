@@ -268,6 +268,21 @@ impl RemoteDevice {
         })
     }
 
+    /// Like [`RemoteDevice::region_write`], but always waits for the replies.
+    ///
+    /// # Errors
+    /// [`CallError`]
+    pub fn region_write_unposted(
+        &self,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), CallError> {
+        self.write_by((region, offset), data, |request| {
+            self.connection.call(request).map(drop)
+        })
+    }
+
     /// Like [`RemoteDevice::region_write`], with the limit of [`RemoteDevice::region_read_within`].
     ///
     /// # Errors
