@@ -189,11 +189,6 @@ impl<S: Borrower> Mappings<S> {
         refreshed.map(|()| range.first())
     }
 
-    /// Returns `true` if the server has memory in a range.
-    pub(crate) fn has_memory(&self, range: Range<Iova>) -> bool {
-        overlapping(&self.sent, range).any(|lent| lent.memory.is_some())
-    }
-
     /// Removes a range from the client's mappings.
     pub(crate) fn unmap(&mut self, range: Range<Iova>) {
         let cut: Vec<Lent> = overlapping(&self.client, range).cloned().collect();

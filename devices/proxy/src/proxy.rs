@@ -4,7 +4,6 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
 use peerbar_dma::Requester;
 use peerbar_endpoint::{ClientMemory, Endpoint, FaultObserver, Served, StartError, Vectors};
 use peerbar_pci::{CONFIG_BYTES, ConfigSpace, Iova, Range};
@@ -84,11 +83,11 @@ impl Proxy {
 }
 
 impl Proxy {
-    /// Returns the mappings, for which the client may have to wait: the thread of the peers' windows
-    /// may be waiting for the server.
-    fn client_mappings(&self) -> MutexGuard<'_, Mappings> {
+    /// Uses the mappings while the client waits, for the server and for the thread of the peers'
+    /// windows, which may be using them.
+    fn with_mappings<T>(&self, change: impl FnOnce(&mut Mappings) -> T) -> T {
         let _waits = self.remote.client_waits();
-        self.lender.mappings()
+        change(&mut self.lender.mappings())
     }
 }
 
@@ -213,10 +212,10 @@ impl Device for Proxy {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let range = map.range;
-        let lent = self.client_mappings().lend(&map)?;
+        let lent = self.with_mappings(|mappings| mappings.lend(&map))?;
         self.endpoint.dma_map(map)?;
         let run = self.run.take();
-        let mapped = self.client_mappings().map(lent, run);
+        let mapped = self.with_mappings(|mappings| mappings.map(lent, run));
         self.run = Some(mapped.inspect_err(|_| {
             // It was made above.
             let _ = self.endpoint.dma_unmap(range);
@@ -227,12 +226,7 @@ impl Device for Proxy {
     fn dma_unmap(&mut self, range: Range<Iova>) -> Result<(), Errno> {
         self.run = None;
         self.endpoint.dma_unmap(range)?;
-        let mut mappings = self.client_mappings();
-        // It may be posted otherwise.
-        let _waits = mappings
-            .has_memory(range)
-            .then(|| self.remote.client_waits());
-        mappings.unmap(range);
+        self.with_mappings(|mappings| mappings.unmap(range));
         Ok(())
     }
 
@@ -243,6 +237,8 @@ impl Device for Proxy {
 
     fn woken(&mut self) {
         self.endpoint.woken();
+        // This thread receives none of the client's answers in that time.
+        let _waits = self.remote.client_waits();
         self.fault_observer()();
     }
 }

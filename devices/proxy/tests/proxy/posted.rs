@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
-use peerbar_rig::wire::{self, Outcome, REPLY, command, message};
+use peerbar_rig::wire::{self, Message, Outcome, REPLY, command, message};
 use peerbar_rig::{Daemon, RawClient, RawServer};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;
@@ -124,6 +124,33 @@ fn request_that_the_end_of_a_mapping_with_memory_waits_for_fails() {
         .ask(command::DMA_UNMAP, &wire::dma_unmap(0, LATE, 0x1000));
     unmapped.ok();
     assert!(rig.answers.recv().unwrap(), "executed");
+    rig.end();
+}
+
+#[test]
+fn request_that_a_joined_mapping_waits_for_fails() {
+    let mut rig = Rig::new();
+    let memory = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 0x2000).unwrap();
+    let map = |client: &mut RawClient, id, offset| {
+        let mapped = wire::dma_map(3, offset, LATE + offset, 0x1000);
+        let mapped = message(id, command::DMA_MAP, 0, &mapped);
+        client.send_with(&mapped, &[memory.as_fd()]);
+    };
+    let execute = |client: &mut RawClient, both: &[Message; 2]| {
+        let request = both.iter().find(|message| message.is_command()).unwrap();
+        client.send(&message(request.id, request.command, REPLY, &[]));
+    };
+    map(&mut rig.client, 7, 0);
+    let both = [rig.client.receive(), rig.client.receive()];
+    execute(&mut rig.client, &both);
+    assert!(!rig.answers.recv().unwrap(), "refused");
+    // The first mapping is taken back, and both are lent as one.
+    map(&mut rig.client, 8, 0x1000);
+    assert!(rig.answers.recv().unwrap(), "executed");
+    let both = [rig.client.receive(), rig.client.receive()];
+    execute(&mut rig.client, &both);
+    assert!(!rig.answers.recv().unwrap(), "refused");
     rig.end();
 }
 
