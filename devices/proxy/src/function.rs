@@ -10,7 +10,7 @@ use peerbar_dma::{PeerId, Requester};
 use peerbar_endpoint::{BarMemory, PeerPages};
 use peerbar_pci::{Bar, Function, UnsupportedRequest};
 use peerbar_vfio_user::CONFIG_REGION;
-use peerbar_vfio_user::remote::{CallError, RemoteDevice, RemoteMapping};
+use peerbar_vfio_user::remote::{CallError, RemoteDevice, RemoteMapping, TIME_OUT};
 
 /// The longest wait for the answer to a peer's access. The guest's writes to configuration space may
 /// wait for one access.
@@ -35,13 +35,16 @@ impl ForeignFunction {
     }
 
     /// Resets the device. One that cannot be reset gets its command register cleared, so that it is
-    /// no bus master (PCIe Base 6.0, 7.5.1.1.3).
+    /// no bus master (PCIe Base 6.0, 7.5.1.1.3). The server's earlier requests for DMA
+    /// are answered once this returns.
     fn try_reset(&self) -> Result<(), CallError> {
-        if self.remote.info().can_reset {
-            return self.remote.reset();
-        }
-        self.remote
-            .region_write_unposted(CONFIG_REGION, COMMAND, &[0; 2])
+        let reset = match self.remote.info().can_reset {
+            true => self.remote.reset(),
+            false => self
+                .remote
+                .region_write_unposted(CONFIG_REGION, COMMAND, &[0; 2]),
+        };
+        reset.and_then(|()| self.remote.finish_requests(TIME_OUT))
     }
 }
 
@@ -125,57 +128,89 @@ pub fn bar_memory(remote: &RemoteDevice, requester: &Requester, bar: &Bar) -> Ba
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::{Receiver, channel};
 
     use peerbar_pci::Iova;
     use peerbar_rig::RawServer;
-    use peerbar_rig::wire::{ERROR, REPLY, command, message_with, words};
-    use peerbar_vfio_user::remote::{RemoteEnd, RemoteHandler, TIME_OUT};
+    use peerbar_rig::wire::{self, ERROR, Message, NO_REPLY, REPLY, command};
+    use peerbar_vfio_user::remote::{RemoteEnd, RemoteHandler};
     use rustix::io::Errno;
 
     use super::*;
 
-    /// A handler of a server that sends no requests.
-    struct NoDma;
+    /// A handler that executes no request before the test allows it.
+    struct Held(Mutex<Receiver<()>>);
 
-    impl RemoteHandler for NoDma {
+    impl RemoteHandler for Held {
         fn dma_read(&self, _: Iova, _: &mut [u8]) -> Result<(), Errno> {
             Err(Errno::IO)
         }
 
         fn dma_write(&self, _: Iova, _: &[u8]) -> Result<(), Errno> {
-            Err(Errno::IO)
+            self.0.lock().recv().map_err(|_| Errno::IO)
         }
 
         fn ended(&self, _: RemoteEnd) {}
     }
 
+    /// Returns the function of a server that answers by `answer`, as [`RawServer::serve`] does, whose
+    /// requests wait for `release`.
+    fn function(
+        answer: impl FnMut(&RawServer, &Message) -> bool + Send + 'static,
+        release: Receiver<()>,
+    ) -> ForeignFunction {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // It ends with the session.
+        std::thread::spawn(move || RawServer::new(theirs).serve(answer));
+        let held = Arc::new(Held(Mutex::new(release)));
+        let remote = RemoteDevice::start(ours, held, TIME_OUT).unwrap();
+        ForeignFunction::new(Arc::new(remote))
+    }
+
     #[test]
     fn refused_write_to_the_command_register_is_a_failed_reset() {
         const EBUSY: u32 = 16;
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let server = std::thread::spawn(move || {
-            RawServer::new(theirs).serve(|server, asked| {
-                match asked.command {
-                    // It has no reset.
-                    command::INFO => server.reply(asked, &words(&[16, 2, 9, 5])),
-                    command::REGION_WRITE => {
-                        let refusal = (REPLY | ERROR, EBUSY);
-                        let refusal = message_with(asked.id, asked.command, refusal, &[]);
-                        server.send(&refusal, &[]);
-                    }
-                    _ => return false,
+        let answer = |server: &RawServer, asked: &Message| {
+            match asked.command {
+                // It has no reset.
+                command::INFO => server.reply(asked, &wire::words(&[16, 2, 9, 5])),
+                command::REGION_WRITE => {
+                    let refusal = (REPLY | ERROR, EBUSY);
+                    let refusal = wire::message_with(asked.id, asked.command, refusal, &[]);
+                    server.send(&refusal, &[]);
                 }
-                true
-            });
-        });
-        let remote = RemoteDevice::start(ours, Arc::new(NoDma), TIME_OUT).unwrap();
-        let remote = Arc::new(remote);
-        let function = ForeignFunction::new(remote.clone());
-        let posted = remote.post_writes(TIME_OUT);
+                _ => return false,
+            }
+            true
+        };
+        let function = function(answer, channel().1);
+        let _posted = function.remote.post_writes(TIME_OUT);
         function.reset();
         assert!(function.renew_memory().is_err());
-        drop((posted, function));
-        drop(remote);
-        server.join().unwrap();
+    }
+
+    #[test]
+    fn reset_waits_for_the_requests_before_it() {
+        let answer = |server: &RawServer, asked: &Message| {
+            if asked.command == command::RESET {
+                let written = wire::quads(&[0x1000, 8, 5]);
+                let written = wire::message(1, command::DMA_WRITE, NO_REPLY, &written);
+                server.send(&written, &[]);
+            }
+            false
+        };
+        let ((release, released), (ended, end)) = (channel(), channel());
+        let function = function(answer, released);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                function.reset();
+                ended.send(()).unwrap();
+            });
+            let early = end.recv_timeout(Duration::from_millis(50));
+            release.send(()).unwrap();
+            assert!(early.is_err(), "the request was waiting");
+            end.recv().unwrap();
+        });
+        function.renew_memory().unwrap();
     }
 }

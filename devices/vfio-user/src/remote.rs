@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,7 @@ use crate::version::{self, Capabilities, MAX_TRANSFER};
 use crate::wire::{self, command};
 
 use connection::{Answered, Connection, PostedReply, Request};
+use dma::Requests;
 use info::Description;
 
 pub use connection::{PostedWrites, Turn};
@@ -71,6 +72,8 @@ pub struct Lending<'a> {
 /// A session with a server, and its device. It ends when this is dropped.
 pub struct RemoteDevice {
     connection: Arc<Connection>,
+    /// The queue of the server's requests, while the session lasts.
+    requests: Weak<Requests>,
     description: Description,
     /// The most data of one message, in bytes.
     most_data: usize,
@@ -116,15 +119,17 @@ impl RemoteDevice {
         time_out: Duration,
     ) -> Result<Self, SessionStartError> {
         let connection = Arc::new(Connection::new(stream, time_out));
+        let (requests, waiting) = dma::queue();
+        let requests = Arc::new(requests);
         let mut device = Self {
             connection: connection.clone(),
+            requests: Arc::downgrade(&requests),
             description: Description::default(),
             most_data: 0,
             most_descriptors: 1,
             posted_maps: Mutex::default(),
             threads: Vec::new(),
         };
-        let (requests, waiting) = dma::queue();
         let (answering, dma_handler) = (connection.clone(), handler.clone());
         device.spawn("remote-dma", move || {
             dma::serve(&answering, dma_handler.as_ref(), &waiting);
@@ -448,7 +453,8 @@ impl RemoteDevice {
         }
     }
 
-    /// vfio-user, DEVICE_RESET, if the device supports it.
+    /// vfio-user, DEVICE_RESET, if the device supports it. The server's requests before its reply may
+    /// still wait ([`RemoteDevice::finish_requests`]).
     ///
     /// # Errors
     /// [`CallError`]
@@ -457,6 +463,17 @@ impl RemoteDevice {
             return Ok(());
         }
         self.call(command::DEVICE_RESET, [&[], &[]], &[]).map(drop)
+    }
+
+    /// Waits at most for this time until the requests for DMA that have come from the server are
+    /// answered.
+    ///
+    /// # Errors
+    /// [`CallError::TimedOut`] or [`CallError::Gone`]
+    pub fn finish_requests(&self, limit: Duration) -> Result<(), CallError> {
+        let _turn = self.client_waits();
+        let requests = self.requests.upgrade().ok_or(CallError::Gone)?;
+        requests.finish(limit)
     }
 
     fn call(

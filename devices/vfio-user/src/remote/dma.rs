@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use peerbar_pci::{Iova, Range};
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use crate::version::MAX_TRANSFER;
 use crate::wire::{DmaAccess, command};
 
 use super::connection::Connection;
-use super::{RemoteEnd, RemoteHandler};
+use super::{CallError, RemoteEnd, RemoteHandler};
 
 /// Limit of the server's requests that wait for their turn, in bytes of this process. Replies come
 /// on the same stream, so the thread that receives never waits for a request.
@@ -31,16 +32,23 @@ pub(super) fn queue() -> (Requests, WaitingRequests) {
     (requests, WaitingRequests { receiver, bytes })
 }
 
+/// An entry of the queue.
+enum Entry {
+    Request(Message),
+    /// To be notified once the requests before it are answered.
+    Marker(Sender<()>),
+}
+
 /// Takes the server's requests from the thread that receives.
 pub(super) struct Requests {
-    sender: Sender<Message>,
+    sender: Sender<Entry>,
     /// The bytes of the requests that wait.
     bytes: Arc<AtomicUsize>,
 }
 
 /// The server's requests for the thread that answers them.
 pub(super) struct WaitingRequests {
-    receiver: Receiver<Message>,
+    receiver: Receiver<Entry>,
     bytes: Arc<AtomicUsize>,
 }
 
@@ -56,7 +64,22 @@ impl Requests {
         if self.bytes.fetch_add(size, Ordering::Relaxed) > MOST_WAITING.saturating_sub(size) {
             return Err(RemoteEnd::TooManyRequests);
         }
-        self.sender.send(request).map_err(|_| RemoteEnd::HungUp)
+        let sent = self.sender.send(Entry::Request(request));
+        sent.map_err(|_| RemoteEnd::HungUp)
+    }
+
+    /// Waits at most for this time until the requests that have been passed on are answered.
+    ///
+    /// # Errors
+    /// [`CallError::TimedOut`], or [`CallError::Gone`] if the thread that answers has ended.
+    pub(super) fn finish(&self, limit: Duration) -> Result<(), CallError> {
+        let (marker, answered) = channel();
+        let sent = self.sender.send(Entry::Marker(marker));
+        sent.map_err(|_| CallError::Gone)?;
+        answered.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => CallError::TimedOut,
+            RecvTimeoutError::Disconnected => CallError::Gone,
+        })
     }
 }
 
@@ -69,15 +92,26 @@ fn size(request: &Message) -> usize {
     size_of::<Message>() + payload
 }
 
-/// Answers the server's requests until the thread that receives ends.
+/// Answers the server's requests until the session ends. Those that wait then are not executed.
 pub(super) fn serve(
     connection: &Connection,
     handler: &dyn RemoteHandler,
     requests: &WaitingRequests,
 ) {
-    for request in &requests.receiver {
-        requests.bytes.fetch_sub(size(&request), Ordering::Relaxed);
-        answer(connection, handler, request);
+    for entry in &requests.receiver {
+        if connection.ended().is_some() {
+            return;
+        }
+        match entry {
+            Entry::Request(request) => {
+                requests.bytes.fetch_sub(size(&request), Ordering::Relaxed);
+                answer(connection, handler, request);
+            }
+            Entry::Marker(marker) => {
+                // Fails if nobody waits any more.
+                let _ = marker.send(());
+            }
+        }
     }
 }
 

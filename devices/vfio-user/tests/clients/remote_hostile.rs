@@ -521,13 +521,22 @@ fn wrong_and_doubled_replies_hurt_nobody() {
 /// A handler that executes no request before the test allows it.
 struct Held {
     release: Mutex<Receiver<()>>,
+    executed: Sender<()>,
     ends: Sender<RemoteEnd>,
+}
+
+/// A session with such a handler.
+struct HeldSession {
+    device: RemoteDevice,
+    release: Sender<()>,
+    executed: Receiver<()>,
+    ends: Receiver<RemoteEnd>,
 }
 
 impl Held {
     /// Begins a session with such a handler. A server answers a call only after `count` requests,
     /// writes of `len` bytes.
-    fn session(count: u16, len: usize) -> (RemoteDevice, Sender<()>, Receiver<RemoteEnd>) {
+    fn session(count: u16, len: usize) -> HeldSession {
         let (ours, theirs) = UnixStream::pair().unwrap();
         std::thread::spawn(move || {
             RawServer::new(theirs).serve(|server, asked| {
@@ -539,13 +548,18 @@ impl Held {
             });
         });
         let ((release, released), (ends, ended)) = (channel(), channel());
-        let release_by = Mutex::new(released);
+        let (executed, all_executed) = channel();
         let held = Arc::new(Self {
-            release: release_by,
+            release: Mutex::new(released),
+            executed,
             ends,
         });
-        let device = RemoteDevice::start(ours, held, TIME_OUT).unwrap();
-        (device, release, ended)
+        HeldSession {
+            device: RemoteDevice::start(ours, held, TIME_OUT).unwrap(),
+            release,
+            executed: all_executed,
+            ends: ended,
+        }
     }
 }
 
@@ -555,8 +569,10 @@ impl RemoteHandler for Held {
     }
 
     fn dma_write(&self, _: Iova, _: &[u8]) -> Result<(), Errno> {
-        // Fails once the test is over.
-        self.release.lock().unwrap().recv().map_err(|_| Errno::IO)
+        // Both fail once the test is over.
+        let released = self.release.lock().unwrap().recv();
+        let _ = self.executed.send(());
+        released.map_err(|_| Errno::IO)
     }
 
     fn ended(&self, reason: RemoteEnd) {
@@ -566,17 +582,44 @@ impl RemoteHandler for Held {
 
 #[test]
 fn reply_behind_many_requests_is_received() {
-    let (device, release, _ends) = Held::session(1000, 8);
-    device.reset().unwrap();
-    drop(release);
+    let held = Held::session(1000, 8);
+    held.device.reset().unwrap();
+    drop(held.release);
+}
+
+#[test]
+fn requests_before_a_reply_can_be_waited_for() {
+    let held = Held::session(3, 8);
+    held.device.reset().unwrap();
+    let early = held.device.finish_requests(SOON);
+    assert_eq!(early, Err(CallError::TimedOut));
+    for _ in 0..3 {
+        held.release.send(()).unwrap();
+    }
+    held.device.finish_requests(TIME_OUT).unwrap();
+    assert_eq!(held.executed.try_iter().count(), 3);
+    held.device.close();
+    let late = held.device.finish_requests(TIME_OUT);
+    assert_eq!(late, Err(CallError::Gone));
+}
+
+#[test]
+fn requests_that_wait_at_the_end_of_the_session_are_not_executed() {
+    let held = Held::session(100, 8);
+    held.device.reset().unwrap();
+    held.device.close();
+    drop(held.release);
+    drop(held.device);
+    // One may have been in progress.
+    assert!(held.executed.iter().count() <= 1);
 }
 
 #[test]
 fn server_that_floods_its_client_with_requests_loses_the_session() {
-    let (device, release, ends) = Held::session(100, 1 << 20);
-    assert_eq!(device.reset(), Err(CallError::Gone));
-    drop(release);
-    assert_eq!(ends.recv().unwrap(), RemoteEnd::TooManyRequests);
+    let held = Held::session(100, 1 << 20);
+    assert_eq!(held.device.reset(), Err(CallError::Gone));
+    drop(held.release);
+    assert_eq!(held.ends.recv().unwrap(), RemoteEnd::TooManyRequests);
 }
 
 #[test]
