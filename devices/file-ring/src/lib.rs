@@ -38,6 +38,7 @@ pub use file::RingFile;
 use operation::{Operation, Work};
 use progress::Progress;
 use slab::Slab;
+pub use transfer::MOST_PARTS;
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
 

@@ -12,8 +12,9 @@ use peerbar_dma::{Direction, DmaFault, Pinned};
 
 use crate::progress::Progress;
 
-/// The most parts of memory in one step (readv(2), IOV_MAX).
-const MOST: usize = 1024;
+/// The most parts of memory in one step (readv(2), IOV_MAX). Only a transfer of no more parts is
+/// a single step, unless the kernel moves less than it could.
+pub const MOST_PARTS: usize = 1024;
 
 /// Addresses for the kernel.
 #[derive(Default)]
@@ -71,7 +72,7 @@ impl Transfer {
     /// Returns the parts of memory of the next step, and their number.
     fn next_parts(&self) -> (*const iovec, u16) {
         let parts = self.addresses.0.get(self.next..).unwrap_or_default();
-        let count = parts.len().min(MOST);
+        let count = parts.len().min(MOST_PARTS);
         (parts.as_ptr(), u16::try_from(count).unwrap_or(0))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use peerbar_dma::{
     Direction, DmaError, MappedMemory, Operation, Origin, Pinned, Purpose, Requester, Session, Tag,
 };
-use peerbar_file_ring::FileRing;
+use peerbar_file_ring::{FileRing, MOST_PARTS};
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 use peerbar_pci::Iova;
@@ -130,17 +130,25 @@ impl DataPath {
     }
 
     /// Pins the located segments, so that the kernel can move their data. Returns `None` if the
-    /// kernel offers no asynchronous transfers, if a segment is not memory that is mapped here, or
-    /// if part of the data is discarded.
+    /// kernel offers no asynchronous transfers, if a segment is not memory that is mapped here, if
+    /// part of the data is discarded, or if the memory has too many parts for one step. Steps may
+    /// end inside a logical block, and after a reset no further one follows.
     pub(crate) fn pin(&mut self, direction: Direction) -> Option<(&mut FileRing<Job>, Pinned)> {
         let files = self.files.as_mut()?;
-        if !self.location.discarded.is_empty() {
+        let Location {
+            segments,
+            discarded,
+        } = &self.location;
+        if !discarded.is_empty() || segments.len() > MOST_PARTS {
             return None;
         }
         let tag = Tag::new(Purpose::Payload, self.origin);
         self.session.learn();
-        let segments = ranges(&self.location.segments);
-        let memory = self.session.pin(tag, direction, segments)?;
+        let memory = self.session.pin(tag, direction, ranges(segments))?;
+        // A segment in several mappings has several parts.
+        if memory.memory().count() > MOST_PARTS {
+            return None;
+        }
         // From here on, an unmap of this memory waits for the pin, and thus for the transfer,
         // however long it takes. Other unmaps do not.
         self.session.release();
@@ -508,31 +516,45 @@ mod tests {
         entry
     }
 
-    /// Returns a path that has memory pinned at 0, and its client, or `None` on a machine that does
-    /// not permit io_uring.
-    fn pinned() -> Option<(DataPath, Arc<Unmapping>)> {
+    /// Returns a requester with RAM from address 0 on, in mappings of these sizes.
+    fn requester_with_ram(mappings: &[u64]) -> Arc<Requester> {
         let requester = Arc::new(Requester::new());
-        let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
-        let fd = ram.file().try_clone().unwrap().into();
-        requester
-            .map(
-                Range::new(Iova(0), RAM_BYTES).unwrap(),
-                MapAccess::READ_WRITE,
-                Some((fd, 0)),
-            )
-            .unwrap();
+        let mut start = 0;
+        for &bytes in mappings {
+            let ram = MemoryFile::create("ram", bytes).unwrap();
+            let fd = ram.file().try_clone().unwrap().into();
+            let range = Range::new(Iova(start), bytes).unwrap();
+            requester
+                .map(range, MapAccess::READ_WRITE, Some((fd, 0)))
+                .unwrap();
+            start += bytes;
+        }
         requester.set_bus_master(true);
-        let client = Arc::new(Unmapping {
-            requester: requester.clone(),
-            answered: AtomicU32::new(0),
-        });
-        requester.set_upstream(Some(client.clone()));
+        requester
+    }
+
+    /// Returns a path with asynchronous transfers, or `None` on a machine that does not permit
+    /// io_uring.
+    fn path_with_ring(requester: Arc<Requester>) -> Option<DataPath> {
         let mut path = DataPath::new(requester, 0x1000, Vec::new());
         let ring = FileRing::new(EventFd::new().unwrap().as_fd());
         path.files = Some(
             ring.inspect_err(|error| eprintln!("skipped: {error}"))
                 .ok()?,
         );
+        Some(path)
+    }
+
+    /// Returns a path that has memory pinned at 0, and its client, or `None` on a machine that does
+    /// not permit io_uring.
+    fn pinned() -> Option<(DataPath, Arc<Unmapping>)> {
+        let requester = requester_with_ram(&[RAM_BYTES]);
+        let client = Arc::new(Unmapping {
+            requester: requester.clone(),
+            answered: AtomicU32::new(0),
+        });
+        requester.set_upstream(Some(client.clone()));
+        let mut path = path_with_ring(requester)?;
         let image = tempfile::tempfile().unwrap();
         image.set_len(0x1000).unwrap();
         let entry = read_to(0);
@@ -587,6 +609,24 @@ mod tests {
         let mut found = [1; 0x400];
         disk.read(0, &mut found).unwrap();
         assert_eq!(found, [9; 0x400], "neither half of the second block");
+    }
+
+    #[test]
+    fn memory_of_more_parts_than_a_step_is_not_pinned() {
+        let half = RAM_BYTES / 2;
+        let requester = requester_with_ram(&[half, half]);
+        let Some(mut path) = path_with_ring(requester) else {
+            return;
+        };
+        for (start, count, is_pinned) in [(0, 1024, true), (0, 1025, false), (0x18, 1024, false)] {
+            let segment = |at: u64| Segment {
+                address: Iova(start + 32 * at),
+                len: 16,
+            };
+            path.location.segments = (0..count).map(segment).collect();
+            let pinned = path.pin(Direction::Read).is_some();
+            assert_eq!(pinned, is_pinned, "{count} segments from {start:#x} on");
+        }
     }
 
     #[test]
