@@ -11,8 +11,8 @@
 //! route of every byte of DMA.
 //!
 //! # Not emulated
-//! SGLs of more than 8192 descriptors or 256 segments, metadata and protection information, fused
-//! commands, weighted arbitration, namespace management, firmware update, format, other ways to
+//! SGLs of more than 8192 descriptors of data or 256 segments, metadata and protection information,
+//! fused commands, weighted arbitration, namespace management, firmware update, format, other ways to
 //! sanitize, security, reservations. Abort only ends Asynchronous Event Requests: other commands
 //! are executed as soon as they are fetched, or the kernel works on them.
 //!

@@ -10,10 +10,11 @@ use crate::prp::{PAGE_BYTES, Segment, push};
 const DESCRIPTOR_BYTES: usize = size_of::<Descriptor>();
 /// Descriptors that are fetched by one read.
 const DESCRIPTORS_AT_ONCE: usize = PAGE_BYTES / DESCRIPTOR_BYTES;
-/// The most descriptors of a command: one for each 512 bytes of the largest transfer (MDTS). Since
-/// data blocks may be empty, only this ends a list without an end.
+/// The most descriptors of a command's data in segments: one for each 512 bytes of the largest
+/// transfer (MDTS). Since data blocks may be empty, only this ends a list without an end.
 const MOST_DESCRIPTORS: usize = 8192;
-/// The most segments of a command after its first descriptor: each takes a read.
+/// The most segments of a command after its first descriptor: each takes a read. This also limits
+/// the descriptors that refer to segments.
 const MOST_SEGMENTS: usize = 256;
 
 const BAD_SEGMENT: Status = Status::INVALID_SGL_SEGMENT.with_dnr(true);
@@ -54,6 +55,14 @@ struct Link {
     is_last: bool,
 }
 
+impl Link {
+    /// Returns the number of the segment's descriptors that describe data: the last one of any
+    /// segment but the last refers to the next.
+    fn data_descriptors(&self) -> usize {
+        self.descriptors - usize::from(!self.is_last)
+    }
+}
+
 /// The data that no descriptor has described yet.
 struct Rest<'a> {
     transfer: Transfer,
@@ -65,8 +74,8 @@ struct Rest<'a> {
 /// ones (NVMe Base 2.0, 4.1.2). `read_list` reads descriptors into the start of `page`, which is
 /// never cleared. Each descriptor is read once.
 ///
-/// The list must describe exactly the data: Identify Controller offers no longer ones. Before any
-/// data moves, all of the list has been checked.
+/// The list must describe exactly the data: Identify Controller does not offer longer lists. Before
+/// any data moves, all of the list has been checked.
 pub(crate) fn walk(
     first: Descriptor,
     transfer: Transfer,
@@ -85,7 +94,7 @@ pub(crate) fn walk(
     let mut next = rest.take(&first)?;
     while let Some(link) = next {
         segments += 1;
-        descriptors = descriptors.saturating_add(link.descriptors);
+        descriptors = descriptors.saturating_add(link.data_descriptors());
         if segments > MOST_SEGMENTS || descriptors > MOST_DESCRIPTORS {
             return Err(BAD_COUNT);
         }

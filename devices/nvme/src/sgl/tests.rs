@@ -214,6 +214,33 @@ fn list_without_an_end_ends() {
     assert_eq!(lists.reads, 0);
 }
 
+/// Puts `count` blocks of 512 bytes, no two of them adjacent, into segments of a page. Returns the
+/// first descriptor.
+fn blocks_in_pages(lists: &mut Lists, count: u64) -> Descriptor {
+    let blocks: Vec<_> = (0..count).map(|at| block(1024 * at, 512)).collect();
+    let pages: Vec<_> = blocks.chunks(DESCRIPTORS_AT_ONCE - 1).collect();
+    let mut next = None;
+    for (index, blocks) in pages.into_iter().enumerate().rev() {
+        let address = 0x1_0000_0000 + PAGE_BYTES as u64 * index as u64;
+        let list: Vec<_> = blocks.iter().copied().chain(next).collect();
+        lists.put(address, &list);
+        let descriptors = u32::try_from(list.len()).unwrap();
+        let refer = if next.is_some() { segment } else { last };
+        next = Some(refer(address, descriptors));
+    }
+    next.unwrap()
+}
+
+#[test]
+fn references_to_segments_leave_room_for_a_descriptor_of_each_block() {
+    let mut lists = Lists::default();
+    let first = blocks_in_pages(&mut lists, 8192);
+    let found = lists.walk(first, 8192 * 512, READ).unwrap();
+    assert_eq!(found.segments.len(), 8192);
+    let first = blocks_in_pages(&mut lists, 8193);
+    lists.refuses(first, 8193 * 512, BAD_COUNT);
+}
+
 #[test]
 fn list_that_cannot_be_read_fails_the_command() {
     Lists::default().refuses(last(0x5000, 2), 512, Status::DATA_TRANSFER_ERROR);

@@ -124,9 +124,9 @@ fn largest_transfer_may_be_in_many_small_parts() {
     let len = 32 * 4096;
     let data = pattern(len, 5);
     driver.write(DATA, &data);
-    // 8190 blocks of 16 bytes, and one for the rest, in two segments.
-    let mut parts: Vec<Part> = (0..8190).map(|at| part(DATA + 16 * at, 16)).collect();
-    parts.push(part(DATA + 16 * 8190, len - 16 * 8190));
+    // 8191 blocks of 16 bytes, and one for the rest, in two segments.
+    let mut parts: Vec<Part> = (0..8191).map(|at| part(DATA + 16 * at, 16)).collect();
+    parts.push(part(DATA + 16 * 8191, len - 16 * 8191));
     let write = |parts: &[Part], driver: &Driver| {
         let (before, last) = parts.split_at(4000);
         let list: Vec<u8> = last.iter().flat_map(Part::encode).collect();
