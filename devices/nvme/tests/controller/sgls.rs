@@ -1,6 +1,8 @@
 //! Data in SGLs of every shape (NVMe Base 2.0, 4.1.2).
 
-use peerbar_nvme::Config;
+use std::time::Instant;
+
+use peerbar_nvme::{Config, FaultKind, SeededFault};
 use peerbar_rig::nvme::command::{
     BIT_BUCKET, COMPARE, Command, DATA_BLOCK, DATASET_MANAGEMENT, FLUSH, LAST_SEGMENT, READ,
     SEGMENT, WRITE, blocks, descriptor, get_feature, identify, sc,
@@ -8,7 +10,7 @@ use peerbar_rig::nvme::command::{
 use proptest::prelude::*;
 
 use crate::driver::{DATA, Driver, enabled, enabled_with};
-use crate::machine::{CMB, PAGE, config, pattern};
+use crate::machine::{CMB, PAGE, TIMEOUT, config, pattern};
 
 /// Address of segments that the driver's own transfers do not touch.
 const LIST: u64 = crate::driver::LIST + 0x1_0000;
@@ -46,6 +48,18 @@ fn part(address: impl Into<Option<u64>>, len: usize) -> Part {
     }
 }
 
+/// The parts of a block whose first 100 bytes the host does not want.
+const FIRST_100_DISCARDED: [Part; 2] = [
+    Part {
+        address: None,
+        len: 100,
+    },
+    Part {
+        address: Some(DATA),
+        len: 412,
+    },
+];
+
 /// Puts these parts into segments of `sizes` descriptors of data, the last of them first, in turn
 /// in guest RAM and in the CMB. The last size is repeated. Returns the command with that list.
 fn with_parts(driver: &Driver, command: Command, parts: &[Part], sizes: &[usize]) -> Command {
@@ -75,7 +89,7 @@ fn sgls_are_announced_and_taken_only_if_configured() {
         u32::from_le_bytes(data[536..540].try_into().unwrap())
     };
     assert_eq!(sgls(enabled()), 0);
-    // Any byte, bit buckets, metadata by a segment.
+    // Any byte, bit buckets, PSDT 10b.
     assert_eq!(sgls(with_sgls()), 1 | 1 << 16 | 1 << 19);
     let read = blocks(READ, 0, 1).with_sgl(descriptor(DATA_BLOCK, DATA, 512));
     let flush = Command::new(FLUSH, 1, &[]);
@@ -123,10 +137,13 @@ fn largest_transfer_may_be_in_many_small_parts() {
     let mut driver = with_sgls();
     let len = 32 * 4096;
     let data = pattern(len, 5);
-    driver.write(DATA, &data);
-    // 8191 blocks of 16 bytes, and one for the rest, in two segments.
-    let mut parts: Vec<Part> = (0..8191).map(|at| part(DATA + 16 * at, 16)).collect();
-    parts.push(part(DATA + 16 * 8191, len - 16 * 8191));
+    // 8192 blocks of 16 bytes, no two of them adjacent, in two segments.
+    let mut parts: Vec<Part> = (0..8192).map(|at| part(DATA + 32 * at, 16)).collect();
+    let chunks = data.chunks(16);
+    let spread: Vec<u8> = chunks
+        .flat_map(|chunk| [chunk, &[0xa5; 16]].concat())
+        .collect();
+    driver.write(DATA, &spread);
     let write = |parts: &[Part], driver: &Driver| {
         let (before, last) = parts.split_at(4000);
         let list: Vec<u8> = last.iter().flat_map(Part::encode).collect();
@@ -140,6 +157,16 @@ fn largest_transfer_may_be_in_many_small_parts() {
     let command = write(&parts, &driver);
     driver.ok(1, command);
     assert_eq!(driver.load(0, len), data);
+    driver.write(DATA, &vec![0xa5; 2 * len]);
+    let read = Command {
+        opcode: READ,
+        ..command
+    };
+    driver.ok(1, read);
+    assert!(
+        driver.read(DATA, 2 * len) == spread,
+        "each part, and no more"
+    );
     parts.push(part(DATA, 0));
     let command = write(&parts, &driver);
     assert_eq!(driver.code(1, command), sc::SGL_INVALID_COUNT);
@@ -232,6 +259,62 @@ fn invalid_list_moves_nothing_and_has_its_status() {
         assert_eq!(is_old, expected != 0, "{first:x?} {list:x?}");
         driver.store(0, &before);
     }
+}
+
+#[test]
+fn late_data_lacks_the_part_that_a_bit_bucket_takes() {
+    let mut driver = with_sgls();
+    let data = pattern(BLOCK, 13);
+    driver.store(0, &data);
+    let read = with_parts(&driver, blocks(READ, 0, 1), &FIRST_100_DISCARDED, &[2]);
+    driver.inject("reorder data lba=0..1 limit=1");
+    driver.write(DATA, &[0xa5; BLOCK]);
+    let cid = driver.submit(1, read);
+    let entry = driver.take_silently(1);
+    assert_eq!((entry.cid, entry.code()), (cid, 0));
+    driver.let_every_queue_have_a_turn();
+    assert_eq!(driver.read(DATA, BLOCK), [0xa5; BLOCK], "it comes later");
+    driver.acknowledge(1);
+    let start = Instant::now();
+    while driver.read(DATA, 412) != data[100..] {
+        assert!(start.elapsed() < TIMEOUT, "it does not come");
+    }
+    assert_eq!(driver.read(DATA + 412, 100), [0xa5; 100]);
+}
+
+#[test]
+fn seeded_fault_moves_only_data_that_no_bit_bucket_takes() {
+    let fault = SeededFault {
+        kind: FaultKind::PastEnd,
+        block: 8,
+    };
+    let mut driver = enabled_with(&Config {
+        sgl: true,
+        seeded_faults: vec![fault],
+        ..config()
+    });
+    let data = pattern(2 * BLOCK, 17);
+    driver.store(7, &data);
+    driver.write(DATA, &[0xa5; 1024]);
+    let read = with_parts(&driver, blocks(READ, 8, 1), &FIRST_100_DISCARDED, &[2]);
+    driver.ok(1, read);
+    // It starts in the middle of 412 bytes.
+    let expected = [&[0xa5; 206], &data[BLOCK + 100..], &[0xa5; 406]].concat();
+    assert_eq!(driver.read(DATA, 1024), expected);
+}
+
+#[test]
+fn segment_whose_read_is_made_to_fail_is_a_transfer_error() {
+    let mut driver = with_sgls();
+    let data = pattern(BLOCK, 19);
+    driver.store(0, &data);
+    let read = with_parts(&driver, blocks(READ, 0, 1), &FIRST_100_DISCARDED, &[1]);
+    driver.inject("fail dma read purpose=list nth=2");
+    driver.write(DATA, &[0xa5; 412]);
+    assert_eq!(driver.code(1, read), sc::DATA_XFER_ERROR);
+    assert_eq!(driver.read(DATA, 412), [0xa5; 412]);
+    driver.ok(1, read);
+    assert_eq!(driver.read(DATA, 412), data[100..]);
 }
 
 #[test]
