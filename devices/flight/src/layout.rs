@@ -5,7 +5,7 @@
 //! | bytes | content |
 //! | --- | --- |
 //! | 7:0 | signature, "PBFLIGHT" |
-//! | 11:8 | version, 2 |
+//! | 11:8 | version, 3 |
 //! | 15:12 | bytes of a record, 64 |
 //! | 23:16 | slots of the table |
 //! | 31:24 | slots of the ring |
@@ -29,7 +29,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub(crate) const SIGNATURE: [u8; 8] = *b"PBFLIGHT";
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const RECORD_BYTES: u64 = 64;
 /// Slots of the table: enough for all mappings that a client may have (vfio-user, VERSION,
