@@ -32,11 +32,11 @@ impl DeviceKind {
         }
     }
 
-    /// Returns the name of a command's operation. That of an NVMe command says if its data is in an
-    /// SGL, rather than in PRPs.
+    /// Returns the name of a command's operation. That of an NVMe command says if an SGL describes
+    /// its data, rather than PRPs.
     pub(crate) fn operation(self, origin: Origin, operation: Operation) -> String {
         let is_admin = matches!(origin, Origin::Command { queue: 0, .. });
-        let Operation { opcode, flags } = operation;
+        let opcode = operation.opcode;
         let name = match self {
             Self::Nvme if is_admin => AdminOpcode::try_from(opcode).ok().map(debug),
             Self::Nvme => NvmOpcode::try_from(opcode).ok().map(debug),
@@ -61,7 +61,7 @@ impl DeviceKind {
         };
         let name = name.unwrap_or_else(|| format!("opcode {opcode:#04x}"));
         match self {
-            Self::Nvme if CommandFlags::from_bits(flags).psdt() != 0 => format!("{name} by SGL"),
+            Self::Nvme if !is_admin && has_sgl(operation) => format!("{name} by SGL"),
             _ => name,
         }
     }
@@ -75,6 +75,13 @@ impl DeviceKind {
             (Self::Nic, number) => format!("queue pair {number}"),
         }
     }
+}
+
+/// Returns `true` if an SGL describes the data of an I/O command. Bits 1:0 of the opcode are 0 if it
+/// has no data (NVMe Base 2.0, 3.3.3.1).
+fn has_sgl(operation: Operation) -> bool {
+    let psdt = CommandFlags::from_bits(operation.flags).psdt();
+    matches!(psdt, 1 | 2) && operation.opcode & 0b11 != 0
 }
 
 fn debug(opcode: impl std::fmt::Debug) -> String {
@@ -99,6 +106,10 @@ mod tests {
             (DeviceKind::Nvme, 1, 0x02, 0, "Read"),
             (DeviceKind::Nvme, 1, 0x01, 0x40, "Write by SGL"),
             (DeviceKind::Nvme, 1, 0x02, 0x80, "Read by SGL"),
+            (DeviceKind::Nvme, 1, 0x02, 0xc0, "Read"),
+            (DeviceKind::Nvme, 1, 0x09, 0x40, "DatasetManagement by SGL"),
+            (DeviceKind::Nvme, 1, 0x00, 0x40, "Flush"),
+            (DeviceKind::Nvme, 0, 0x06, 0x40, "Identify"),
             (DeviceKind::Gpu, 0, 1, 0, "Copy"),
             (DeviceKind::Nic, 0, 7, 0, "RegMr"),
             (DeviceKind::Nic, 3, 2, 0, "RdmaWrite"),
