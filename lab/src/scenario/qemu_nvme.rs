@@ -23,9 +23,12 @@ pub(super) fn check(table: &NvmeTable, settings: &Settings<Config>) -> Result<()
     let own = own.into_iter().filter_map(|(key, at)| Some((key, at?)));
     let others = settings.keys().filter(|(key, _)| *key != "cmb");
     if let Some((key, at)) = own.chain(others).next() {
-        let message = format!(
-            "QEMU's own controller has no `{key}`: leave it out, or leave `model = \"qemu\"` out"
-        );
+        let message = match key {
+            "sgl" => "QEMU's own controller always accepts SGLs: leave `sgl` out".to_owned(),
+            _ => format!(
+                "QEMU's own controller has no `{key}`: leave it out, or leave `model = \"qemu\"` out"
+            ),
+        };
         return Err(Problem::new(at, message));
     }
     if table.namespaces.get_ref().len() > 1 {
@@ -62,6 +65,8 @@ mod tests {
         let error = parse(&format!("{disk}\nmdts = 5")).unwrap_err();
         let expected = "x.toml:6: QEMU's own controller has no `mdts`: leave it out, or leave `model = \"qemu\"` out";
         assert_eq!(error, expected);
+        let error = parse(&format!("{disk}\nsgl = true")).unwrap_err();
+        assert!(error.contains("always accepts SGLs"), "{error}");
         let error = parse("namespaces = [{ ram = \"1M\" }, { ram = \"1M\" }]").unwrap_err();
         assert!(error.contains("gets one namespace here"), "{error}");
     }
