@@ -33,7 +33,7 @@ words! {
         Command,
         /// Reporting an outcome (NVMe: a completion queue entry).
         Completion,
-        /// Walking a list of addresses (NVMe: a PRP list).
+        /// Walking a list of addresses (NVMe: a PRP list or SGL segment).
         List,
         /// Data of a management command (NVMe: an admin command's, and the ranges of Dataset Management).
         Control,

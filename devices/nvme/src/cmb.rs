@@ -57,8 +57,8 @@ pub(crate) struct Cmb {
 }
 
 impl Cmb {
-    /// Makes a buffer of `size` bytes for data and PRP lists, and if `queues` is set also for
-    /// queues. With `legacy` it behaves as in NVMe 1.3.
+    /// Makes a buffer of `size` bytes for data, PRP lists and SGL segments, and if `queues` is set
+    /// also for queues. With `legacy` it behaves as in NVMe 1.3.
     pub(crate) fn new(size: u64, queues: bool, legacy: bool) -> Result<Self, CmbError> {
         check_size(size)?;
         let memory = MemoryFile::create("peerbar-nvme-cmb", size.next_power_of_two())

@@ -29,7 +29,8 @@ const CRITICAL_TEMPERATURE: u16 = 373;
 const ABORT_LIMIT: u8 = 4;
 
 /// SGLS of a controller with SGLs: all descriptors by address, at any byte. An SGL describes exactly
-/// the data.
+/// the data. The bit of the metadata segment is what offers PSDT 10b; since no namespace has
+/// metadata, that segment is never read.
 const OFFERED_SGLS: Sgls = Sgls::new()
     .with_support(Sgls::BYTE_ALIGNED)
     .with_bit_bucket(true)
