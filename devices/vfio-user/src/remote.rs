@@ -423,9 +423,11 @@ impl RemoteDevice {
     }
 
     /// vfio-user, DMA_UNMAP of exactly one mapping. A server that refuses it loses the session, since
-    /// it may keep the memory, unless it has refused the mapping, which was posted. A mapping without memory, to which the server has no access by
-    /// itself, is taken back without a wait for the reply while a [`PostedWrites`] exists. Otherwise
-    /// a [`PostedWrites`] waits for this only if the caller holds a [`Turn`].
+    /// it may keep the memory, unless it has refused the mapping, which was posted.
+    ///
+    /// A mapping without memory, to which the server has no access by itself, is taken back without
+    /// a wait for the reply while a [`PostedWrites`] exists. Otherwise a [`PostedWrites`] waits for
+    /// this only if the caller holds a [`Turn`].
     ///
     /// # Errors
     /// [`CallError`]
