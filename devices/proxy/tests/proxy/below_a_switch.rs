@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use peerbar_dma::{Buffer, MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
@@ -16,6 +17,7 @@ use peerbar_rig::wire::{self, command};
 use peerbar_rig::{Client, Daemon, GuestRam, Link, Notes, RawServer, Ready, ServerThread, pattern};
 use peerbar_switch::{CLOSING_TIME_OUT, Config, ENDPOINT_TIME_OUT, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
+use tempfile::TempDir;
 
 use crate::copier::{CopierServer, ENDED, LENGTH, MEMORY_BAR, SOURCE, TO, copy};
 use crate::{below, until};
@@ -338,88 +340,106 @@ fn server_that_keeps_a_window_costs_its_own_device_only() {
     assert!(done.is_err(), "the card has no memory there, and answers");
 }
 
+/// A server that writes by a message before it confirms each DMA_UNMAP, once it is asked to, and its
+/// proxy.
+struct RequestingServer {
+    daemon: Daemon,
+    /// The number of descriptors of each DMA_MAP.
+    mappings: Receiver<usize>,
+    ask: Sender<()>,
+    /// The flags of the answer to each write.
+    answer: Receiver<u32>,
+    server: JoinHandle<()>,
+    _folder: TempDir,
+}
+
+impl RequestingServer {
+    /// Starts a server that writes 8 bytes at `address`.
+    fn start(switch: &ServerThread, address: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("server");
+        let listener = UnixListener::bind(&path).unwrap();
+        let ((mapped, mappings), (ask, asked)) = (channel(), channel());
+        let (answered, answer) = channel();
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            RawServer::new(stream).serve(|server, message| {
+                match message.command {
+                    command::DMA_MAP => mapped.send(message.descriptors.len()).unwrap(),
+                    command::DMA_UNMAP if asked.recv().is_ok() => {
+                        let written = wire::quads(&[address, 8, 7]);
+                        server.send(&wire::message(1, command::DMA_WRITE, 0, &written), &[]);
+                        answered.send(server.receive().flags).unwrap();
+                    }
+                    _ => {}
+                }
+                false
+            });
+        });
+        Self {
+            daemon: below(&switch.socket(), &path, &[]),
+            mappings,
+            ask,
+            answer,
+            server,
+            _folder: folder,
+        }
+    }
+
+    /// Ends the proxy, and waits for the server.
+    fn end(self) {
+        drop((self.ask, self.daemon));
+        self.server.join().unwrap();
+    }
+}
+
 #[test]
 fn servers_request_before_it_takes_a_window_back_is_executed() {
     let switch = switch(&[]);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("server");
-    let listener = UnixListener::bind(&path).unwrap();
-    let ((mapped, mappings), (ask, asked)) = (channel(), channel());
-    let (answered, answer) = channel();
-    let server = std::thread::spawn(move || {
-        let (stream, _) = listener.accept().unwrap();
-        RawServer::new(stream).serve(|server, message| {
-            match message.command {
-                command::DMA_MAP => mapped.send(message.descriptors.len()).unwrap(),
-                command::DMA_UNMAP if asked.recv().is_ok() => {
-                    let written = wire::quads(&[RAM, 8, 7]);
-                    server.send(&wire::message(1, command::DMA_WRITE, 0, &written), &[]);
-                    answered.send(server.receive().flags).unwrap();
-                }
-                _ => {}
-            }
-            false
-        });
-    });
-    let daemon = below(&switch.socket(), &path, &[]);
+    let requesting = RequestingServer::start(&switch, RAM);
     let ram = GuestRam::new(RAM, 0x1000);
-    let client = Client::attach(daemon.socket(), &ram).unwrap();
+    let client = Client::attach(requesting.daemon.socket(), &ram).unwrap();
     client.set_command(0b110);
     let mut card = Card::new(&switch.socket());
-    assert_eq!([(); 3].map(|()| mappings.recv().unwrap()), [1, 1, 0]);
+    assert_eq!(
+        [(); 3].map(|()| requesting.mappings.recv().unwrap()),
+        [1, 1, 0]
+    );
     card.set_command(0);
     // The server's request has to wait for this change, which comes after the unconfirmed one.
     card.set_command(0b110);
     let begun = Instant::now();
-    ask.send(()).unwrap();
-    assert_eq!(answer.recv().unwrap(), wire::REPLY);
+    requesting.ask.send(()).unwrap();
+    assert_eq!(requesting.answer.recv().unwrap(), wire::REPLY);
     assert!(begun.elapsed() < ENDPOINT_TIME_OUT, "the switch was left");
     assert_eq!(ram.bytes_at(RAM, 8).unwrap(), [7, 0, 0, 0, 0, 0, 0, 0]);
-    drop(ask);
-    drop((client, daemon));
-    server.join().unwrap();
+    drop(client);
+    requesting.end();
 }
 
 #[test]
 fn servers_request_waits_for_changes_after_several_unconfirmed_ones() {
     let switch = switch(&[]);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("server");
-    let listener = UnixListener::bind(&path).unwrap();
-    let ((mapped, mappings), (ask, asked)) = (channel(), channel());
-    let (answered, answer) = channel();
-    let server = std::thread::spawn(move || {
-        let (stream, _) = listener.accept().unwrap();
-        RawServer::new(stream).serve(|server, message| {
-            match message.command {
-                command::DMA_MAP => mapped.send(message.descriptors.len()).unwrap(),
-                command::DMA_UNMAP if asked.recv().is_ok() => {
-                    let written = wire::quads(&[CARD, 8, 7]);
-                    server.send(&wire::message(1, command::DMA_WRITE, 0, &written), &[]);
-                    answered.send(server.receive().flags).unwrap();
-                }
-                _ => {}
-            }
-            false
-        });
-    });
-    let daemon = below(&switch.socket(), &path, &[]);
-    let client = Client::attach(daemon.socket(), &GuestRam::new(RAM, 0x1000)).unwrap();
+    let requesting = RequestingServer::start(&switch, CARD);
+    let client = Client::attach(requesting.daemon.socket(), &GuestRam::new(RAM, 0x1000)).unwrap();
     client.set_command(0b110);
     let mut card = Card::new(&switch.socket());
     let mut other = Card::at(CARD + 0x100_0000, &switch.socket(), "other");
-    let maps = [(); 5].map(|()| mappings.recv().unwrap());
+    let maps = [(); 5].map(|()| requesting.mappings.recv().unwrap());
     assert_eq!(maps, [1, 1, 0, 1, 0]);
     card.set_command(0);
     other.set_command(0);
     // The server's request has to wait for this change, which comes after two unconfirmed ones.
     card.set_command(0b110);
-    ask.send(()).unwrap();
-    assert_eq!(answer.recv().unwrap(), wire::REPLY, "the switch was left");
+    requesting.ask.send(()).unwrap();
+    assert_eq!(
+        requesting.answer.recv().unwrap(),
+        wire::REPLY,
+        "the switch was left"
+    );
     assert_eq!(card.bytes(0, 8), [7, 0, 0, 0, 0, 0, 0, 0]);
-    drop(ask);
-    drop((client, daemon));
-    server.join().unwrap();
+    drop(client);
+    requesting.end();
 }
 
 #[test]
